@@ -1,0 +1,127 @@
+"""Guards what is drawn: the sampler against a reference that handles one row with plain loops.
+
+The reference takes the steps in the order that vLLM documents.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tokenrouter.engine.logits import candidates, scale_
+from tokenrouter.engine.sampler import Sampler, SamplerState
+from tokenrouter.sampling_params import SamplingParams
+
+NO_EOS: frozenset[int] = frozenset()
+
+
+def reference_probs(
+    logits: Sequence[float],
+    params: SamplingParams,
+    prompt: Sequence[int] = (),
+    output: Sequence[int] = (),
+    eos: frozenset[int] = NO_EOS,
+) -> list[float]:
+    x = list(logits)
+    for token, bias in (params.logit_bias or {}).items():
+        x[token] += bias
+    if len(output) < params.min_tokens:
+        for token in {*eos, *params.stop_ids}:
+            x[token] = -math.inf
+    for token in range(len(x)):
+        if token in prompt or token in output:
+            r = params.repetition_penalty
+            x[token] = x[token] / r if x[token] > 0 else x[token] * r
+        x[token] -= params.frequency_penalty * output.count(token)
+        x[token] -= params.presence_penalty * (token in output)
+    order = sorted(range(len(x)), key=lambda i: (-x[i], i))
+    if params.greedy:
+        return [float(i == order[0]) for i in range(len(x))]
+    mass = [math.exp((v - x[order[0]]) / params.temperature) for v in x]
+    kept = [i for i in order if mass[i] >= params.min_p and mass[i] > 0]
+    if params.top_k > 0:
+        kept = kept[: params.top_k]
+    total, seen, nucleus = sum(mass[i] for i in kept), 0.0, []
+    for i in kept:
+        if params.top_p < 1 and seen >= params.top_p * total and nucleus:
+            break
+        nucleus.append(i)
+        seen += mass[i]
+    total = sum(mass[i] for i in nucleus)
+    return [mass[i] / total if i in nucleus else 0.0 for i in range(len(x))]
+
+
+def draw_many(logits: Tensor, params: SamplingParams, num: int, **options: Any) -> Tensor:
+    """Relative frequency of each token over ``num`` unseeded draws."""
+    state = SamplerState(params, options.get("prompt", ()))
+    for token in options.get("output", ()):
+        state.advance(token)
+    sampler = Sampler(len(logits), seed=options.get("seed", 0))
+    ids = sampler.sample(logits.expand(num, -1), [state] * num, options.get("eos", NO_EOS)).ids_B
+    return torch.bincount(ids, minlength=len(logits)) / num
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.5},
+        {"temperature": 2.0},
+        {"top_k": 3},
+        {"top_k": 12},
+        {"top_k": 500},
+        {"top_p": 0.8},
+        {"top_p": 0.8, "top_k": 3, "temperature": 1.5},
+        {"min_p": 0.2},
+        {"min_p": 0.05, "top_p": 0.9, "top_k": 5},
+        {"repetition_penalty": 1.5, "top_p": 0.95},
+        {"frequency_penalty": 0.7, "presence_penalty": -0.5},
+        {"logit_bias": {0: 2.0, 7: -100.0}},
+        {"min_tokens": 4, "stop_token_ids": [3]},
+    ],
+)
+def test_frequencies_are_the_reference_distribution(options: dict[str, Any]) -> None:
+    """Any step left out, or in the wrong order, gives another distribution."""
+    logits = torch.randn(12, generator=torch.Generator().manual_seed(3)) * 1.5
+    prompt, output, eos = [2, 4, 4], [4, 5, 5], frozenset({1})
+    params, num = SamplingParams(**options), 20_000
+    expected = torch.tensor(reference_probs(logits.tolist(), params, prompt, output, eos))
+    found = draw_many(logits, params, num, prompt=prompt, output=output, eos=eos)
+    assert not (found > 0)[expected == 0].any()
+    sigma = (expected * (1 - expected) / num).sqrt()
+    assert ((found - expected).abs() <= 4.5 * sigma + 1e-9).all(), (found, expected)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_kept_tokens_equal_the_reference(data: st.DataObject) -> None:
+    """Ties at the cut, a nucleus wider than the first look, top_p taken before top_k."""
+    seed = data.draw(st.integers(0, 10_000))
+    vocab = data.draw(st.sampled_from([5, 64, 300]))
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(seed)) * 2
+    if data.draw(st.booleans()):
+        logits = logits.round()  # many ties
+    params = SamplingParams(
+        temperature=data.draw(st.sampled_from([0.3, 1.0, 3.0])),
+        top_k=data.draw(st.sampled_from([0, 1, 2, 7, 100, vocab])),
+        top_p=data.draw(st.sampled_from([1.0, 0.999, 0.9, 0.5, 1e-4])),
+        min_p=data.draw(st.sampled_from([0.0, 0.01, 0.3])),
+    )
+    width = data.draw(st.sampled_from([1, 2, 16, 64, 300]))
+    near = (params.min_p - (logits.double() - logits.max()).div(params.temperature).exp()).abs()
+    assume(near.min() > 1e-6)
+    expected = reference_probs(logits.tolist(), params)
+
+    scaled_RV = logits.unsqueeze(0).clone()
+    scale_(scaled_RV, [params.temperature], [params.min_p])
+    found = candidates(scaled_RV, [params], width)
+    while not bool(found.complete_R):
+        width *= 3
+        found = candidates(scaled_RV, [params], width)
+    kept = found.ids_RK[found.scaled_RK > -math.inf]
+    assert sorted(kept.tolist()) == [i for i, p in enumerate(expected) if p > 0]

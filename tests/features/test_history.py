@@ -1,0 +1,107 @@
+"""Ids, repeats and prefix hashes of one request."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenrouter.features import TokenHistory, sequence_batch
+from tokenrouter.types import Phase
+
+IDS = st.integers(0, 12) | st.integers(0, 2**31)
+SEQUENCES = st.lists(IDS, min_size=1, max_size=60)
+COLUMNS = ("ids", "repeats", "prefix_hash")
+
+
+def assert_same(a: TokenHistory, b: TokenHistory) -> None:
+    assert len(a) == len(b)
+    for name in COLUMNS:
+        np.testing.assert_array_equal(getattr(a, name)[: len(a)], getattr(b, name)[: len(b)], name)
+
+
+@given(SEQUENCES, st.integers(1, 60))
+def test_append_equals_building_from_scratch(ids: list[int], cut: int) -> None:
+    """Guards against a decode path whose hashes or repeats differ from a recompute's."""
+    cut = min(cut, len(ids))
+    grown = TokenHistory(ids[:cut], capacity=len(ids))
+    for token_id in ids[cut:]:
+        grown.append(token_id)
+    assert_same(grown, TokenHistory(ids, capacity=len(ids)))
+
+
+@given(SEQUENCES, SEQUENCES, SEQUENCES)
+def test_a_prefix_hash_knows_nothing_of_what_follows(
+    prefix: list[int], one: list[int], other: list[int]
+) -> None:
+    """Guards against hashes that depend on the prompt's length, so that no prefix ever matches."""
+    n = len(prefix)
+    a = TokenHistory(prefix + one, capacity=200)
+    b = TokenHistory(prefix + other, capacity=130)
+    np.testing.assert_array_equal(a.prefix_hash[:n], b.prefix_hash[:n])
+    np.testing.assert_array_equal(a.repeats[:n], b.repeats[:n])
+
+
+@given(SEQUENCES)
+def test_repeats_count_earlier_occurrences(ids: list[int]) -> None:
+    """Guards against an unstable sort, which numbers equal ids in any order."""
+    history = TokenHistory(ids, capacity=len(ids))
+    assert history.repeats.tolist() == [ids[:n].count(ids[n]) for n in range(len(ids))]
+
+
+def test_different_prefixes_have_different_hashes() -> None:
+    """Guards against hashes blind to order, length or id 0, which would tie draws together."""
+    prefixes = [
+        [0],
+        [0, 0],
+        [0, 0, 0],
+        [1],
+        [0, 1],
+        [1, 0],
+        [1, 1],
+        [2, 0, 1],
+        [0, 2, 1],
+        [0, 1, 2],
+    ]
+    last = [TokenHistory(ids, capacity=3).prefix_hash[len(ids) - 1] for ids in prefixes]
+    assert len(set(last)) == len(prefixes)
+    many = TokenHistory([7] * 50_000, capacity=50_000).prefix_hash
+    assert len(np.unique(many)) == 50_000
+
+
+def test_prefix_hash_bits_are_balanced() -> None:
+    """Guards against a missing finaliser: the low bits of a polynomial hash are far from random."""
+    hashes = TokenHistory(np.arange(20_000) % 3, capacity=20_000).prefix_hash.view(np.uint64)
+    for bit in range(64):
+        ones = ((hashes >> np.uint64(bit)) & np.uint64(1)).mean()
+        assert abs(ones - 0.5) < 0.02, f"bit {bit}: {ones:.3f} ones"
+
+
+@pytest.mark.parametrize("ids", [[], [1] * 9, [3, -1]], ids=["empty", "too long", "negative"])
+def test_bad_prompts_are_refused(ids: list[int]) -> None:
+    """Guards against silent truncation, and a negative id that indexes from the end."""
+    with pytest.raises(ValueError, match=r"allowed|negative"):
+        TokenHistory(ids, capacity=8)
+
+
+def test_appending_beyond_the_capacity_is_refused() -> None:
+    """Guards against a write past the model's length."""
+    history = TokenHistory([1, 2], capacity=2)
+    with pytest.raises(ValueError, match="capacity is 2"):
+        history.append(3)
+    assert len(history) == 2
+
+
+def test_sequence_batch_splits_prompt_and_decode() -> None:
+    """Guards against an off-by-one at the prompt's end in calibration and label making."""
+    batch = sequence_batch([5, 6, 5, 5], prompt_len=3, row=4)
+    assert batch.ids_T.tolist() == [5, 6, 5, 5]
+    assert batch.positions_T.tolist() == [0, 1, 2, 3]
+    assert batch.repeats_T.tolist() == [0, 0, 1, 2]
+    assert batch.row_T.tolist() == [4] * 4
+    assert batch.prompt_len_T.tolist() == [3] * 4
+    assert batch.phase_T.tolist() == [Phase.PREFILL] * 3 + [Phase.DECODE]
+    assert all(getattr(batch, name).dtype == torch.int64 for name in batch.__slots__)
+    assert sequence_batch([5, 6]).phase_T.tolist() == [Phase.PREFILL] * 2
+    with pytest.raises(ValueError, match="outside 1 to 2"):
+        sequence_batch([5, 6], prompt_len=3)

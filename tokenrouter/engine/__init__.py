@@ -1,0 +1,8 @@
+"""Where the two levels meet."""
+
+from tokenrouter.engine.build import EngineOptions, build_engine
+from tokenrouter.engine.engine import LLMEngine
+from tokenrouter.engine.llm import LLM
+from tokenrouter.engine.stats import EngineStats
+
+__all__ = ["LLM", "EngineOptions", "EngineStats", "LLMEngine", "build_engine"]

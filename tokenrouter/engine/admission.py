@@ -1,0 +1,59 @@
+"""What a request must be before it may enter: every refusal names the value, the limit and what to do."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tokenrouter.sampling_params import SamplingParams
+
+
+def encode_prompt(prompt: str | Sequence[int], tokenizer: Any, vocab_size: int) -> list[int]:
+    """Token ids of a prompt, checked; raises ValueError for an empty prompt or ids outside the vocabulary."""
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise ValueError("this model has no tokenizer: give token ids, not text")
+        ids = list(tokenizer.encode(prompt))
+    elif isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
+        raise ValueError(f"a prompt must be text or a list of token ids, got {prompt!r} ({type(prompt).__name__})")
+    else:
+        ids = list(prompt)
+    if bad := [i for i in ids if isinstance(i, bool) or not isinstance(i, int | np.integer)]:
+        raise ValueError(f"a prompt must be text or a list of token ids, got {bad[0]!r} in it")
+    if not ids:
+        raise ValueError("the prompt is empty: it needs at least one token")
+    if not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise ValueError(f"token ids must lie in 0 .. {vocab_size - 1}, got {min(ids)} .. {max(ids)}")
+    return [int(i) for i in ids]
+
+
+def longest_total(
+    prompt_len: int, params: SamplingParams, max_model_len: int, num_slots: int, num_forced: int | None
+) -> int:
+    """The most tokens a request may hold, prompt and output; the last one is never fed and needs no slot.
+
+    Raises:
+        ValueError: the prompt leaves no room for output, or the request could never fit the pool.
+    """
+    if num_forced is not None:
+        total = prompt_len + num_forced
+        if total > min(max_model_len, num_slots):
+            raise ValueError(
+                f"{total} forced tokens exceed the model's length of {max_model_len} or the pool's {num_slots} slots"
+            )
+        return total
+    if prompt_len >= max_model_len:
+        raise ValueError(
+            f"the prompt has {prompt_len} tokens; the model's length is {max_model_len} and the output needs at least "
+            "one: shorten the prompt"
+        )
+    if params.max_tokens is None:
+        total = min(max_model_len, max(num_slots, prompt_len) + 1)
+    else:
+        total = min(prompt_len + params.max_tokens, max_model_len)
+    if total - 1 > num_slots:
+        raise ValueError(
+            f"the request needs up to {total - 1} KV slots ({prompt_len} prompt tokens and {total - 1 - prompt_len} "
+            f"more); the pool has {num_slots}: lower max_tokens or raise num_kv_slots"
+        )
+    return total

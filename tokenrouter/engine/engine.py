@@ -1,0 +1,172 @@
+"""The only place where the two levels meet: ``LLMEngine.step`` is a token's path on one screen."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenrouter.engine.decider import Decider
+from tokenrouter.engine.decision_log import DecisionRecorder
+from tokenrouter.engine.dispatcher import Dispatcher, Work
+from tokenrouter.engine.live import LiveRequests
+from tokenrouter.engine.runner import Runner
+from tokenrouter.engine.sampler import Sampler
+from tokenrouter.engine.stats import EngineStats, StepTimes
+from tokenrouter.engine.step import PackedStep, pack
+from tokenrouter.kvcache import KVArena, KVPool
+from tokenrouter.outputs import RequestOutput
+from tokenrouter.routers.base import Router
+from tokenrouter.sampling_params import SamplingParams
+from tokenrouter.scheduler import Scheduler
+from tokenrouter.scheduler.request import LogitsSink
+from tokenrouter.types import StepFeedback
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineParts:
+    """Everything an engine is made of; ``tokenrouter.engine.build`` puts it together."""
+
+    router: Router
+    decider: Decider
+    scheduler: Scheduler
+    dispatcher: Dispatcher
+    runner: Runner
+    sampler: Sampler
+    pool: KVPool
+    arena: KVArena
+    live: LiveRequests
+    stats: EngineStats
+    recorder: DecisionRecorder | None
+
+
+class LLMEngine:
+    """Continuous batching with a decision per token. Not thread safe: one caller adds, steps and aborts."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
+        self.router = parts.router
+        self.scheduler = parts.scheduler
+        self.pool = parts.pool
+        self.stats = parts.stats
+        self.kv_bytes_per_slot = parts.arena.bytes_per_slot
+
+    def step(self) -> list[RequestOutput]:
+        """Runs one step; returns the outputs that changed. An exception of the forward reaches the caller, and the
+        step counts as not done: no token was added, and the same step may be tried again.
+        """
+        parts, started = self._parts, time.perf_counter()
+        plan = parts.scheduler.schedule()
+        self.stats.num_preemptions += len(plan.preempted)
+        if not plan.chunks:
+            return parts.live.take_changed()
+        step, live_slots = pack(plan), self.pool.live
+        scheduled = time.perf_counter()
+
+        decision = parts.decider.decide(step)
+        work = parts.dispatcher.dispatch(step, decision.executed_T)
+        self._account_waiting(step, work, scheduled)
+        result = parts.runner.run(step, work, decision.executed_T)
+
+        ran_at = time.perf_counter()
+        sampled = parts.live.sample(result.chunks, result.logits_RV, parts.sampler)
+        self._advance(step, work)
+        num_new = parts.live.accept(result.chunks, result.logits_RV, sampled, parts.scheduler)
+        outputs = parts.live.take_changed()
+
+        ended = time.perf_counter()
+        self.stats.output_tokens += num_new
+        route_tokens = self.stats.count_tokens(decision, step.batch.phase_T.numpy(), result.ran_T)
+        self.stats.add_forward(result.times)
+        times = StepTimes(
+            schedule_s=scheduled - started,
+            router_s=decision.seconds,
+            executor_s=result.seconds,
+            sampler_s=ended - ran_at,
+            step_s=ended - started,
+        )
+        self.stats.record(times, live_slots=live_slots)
+        if parts.recorder is not None:
+            parts.recorder.record(step, decision)
+        parts.router.observe(self._feedback(route_tokens, times.step_s))
+        return outputs
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        arrival_s: float | None = None,
+        forced_ids: Sequence[int] | None = None,
+        logits_sink: LogitsSink | None = None,
+        wants_all_logits: bool = False,
+        stream: bool = True,
+    ) -> None:
+        """Queues a request.
+
+        Args:
+            request_id: unique among unfinished requests.
+            prompt: text, or token ids.
+            params: defaults as in SamplingParams.
+            arrival_s: on the clock of ``time.perf_counter``; now when None.
+            forced_ids: teacher forcing: after the prompt these ids are fed one by one instead of sampled ones.
+            logits_sink: called with (position of the first row, float32 logits ``[rows, V]``).
+            wants_all_logits: the sink gets every position that is computed, not only those that are due.
+            stream: ``step`` hands back its state after every new token, not only at the end.
+
+        Raises:
+            ValueError: duplicate id, empty or too long prompt, ids outside the vocabulary, larger than the pool.
+        """
+        arrival = time.perf_counter() if arrival_s is None else arrival_s
+        requests = self._parts.live.admit(
+            request_id,
+            prompt,
+            params or SamplingParams(),
+            arrival_s=arrival,
+            forced_ids=forced_ids,
+            logits_sink=logits_sink,
+            wants_all_logits=wants_all_logits,
+            stream=stream,
+            num_slots=self.pool.num_slots,
+        )
+        for request in requests:
+            self.stats.router_s += self._parts.decider.admit(request)
+            self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request with finish reason ``abort`` and frees its slots; an unknown id is ignored."""
+        for request in self._parts.live.abort(request_id):
+            self.scheduler.finish(request)
+
+    def has_unfinished(self) -> bool:
+        """Whether ``step`` still has something to do or to hand back."""
+        return self.scheduler.has_unfinished or self._parts.live.has_changed
+
+    @property
+    def decisions(self) -> DecisionRecorder | None:
+        """The decision log, when it was asked for."""
+        return self._parts.recorder
+
+    def _account_waiting(self, step: PackedStep, work: Work, now_s: float) -> None:
+        for chunks in work.forwards:
+            for c in chunks:
+                step.chunks[c].request.stop_waiting(now_s)
+        for c in work.deferred:
+            step.chunks[c].request.start_waiting(now_s)
+            step.chunks[c].request.waited_steps += 1
+
+    def _advance(self, step: PackedStep, work: Work) -> None:
+        for chunks in work.forwards:
+            for c in chunks:
+                chunk = step.chunks[c]
+                chunk.request.num_computed = chunk.start + chunk.length
+                chunk.request.waited_steps = 0
+
+    def _feedback(self, route_tokens: dict[str, int], step_s: float) -> StepFeedback:
+        return StepFeedback(
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.scheduler.waiting),
+            free_slot_frac=self.pool.free / self.pool.num_slots,
+            route_tokens=route_tokens,
+            step_ms=1e3 * step_s,
+        )
+

@@ -1,0 +1,208 @@
+"""The library's front door: ``LLM(model, router=..., executors=...).generate(prompts, SamplingParams(...))``."""
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from tokenrouter.engine import calibration
+from tokenrouter.engine.build import EngineOptions, build_engine
+from tokenrouter.executors import ExecutorPool, PoolSpec, build_pool
+from tokenrouter.features import TokenTypeTable
+from tokenrouter.models import LoadedModel, load_model
+from tokenrouter.outputs import RequestOutput
+from tokenrouter.routers import Router, make_router
+from tokenrouter.sampling_params import SamplingParams
+
+log = logging.getLogger(__name__)
+Prompt = str | Sequence[int]
+ScoreSink = Callable[[int, int, Tensor], None]
+
+
+class LLM:
+    """A model with a router and a pool of executors, and an engine that runs them.
+
+    Args:
+        model: a LoadedModel, or what ``load_model`` takes.
+        router: a Router, or the name of one with its default options.
+        executors: a built pool, a PoolSpec, or the name of one (``full``, ``int8``).
+        dtype: of the high path, when ``model`` is a name.
+        max_model_len: a shorter limit than the model's own, when ``model`` is a name.
+        options: scheduling, dispatch and memory; see EngineOptions.
+        calibration_ids: token sequences on which a router with a budget sets its thresholds; None: the default text.
+
+    Raises:
+        ValueError: unknown names, options outside their range, a router that the pool cannot run.
+    """
+
+    def __init__(
+        self,
+        model: str | LoadedModel,
+        *,
+        router: Router | str = "all_high",
+        executors: ExecutorPool | PoolSpec | str = "full",
+        dtype: str | torch.dtype = "bfloat16",
+        max_model_len: int | None = None,
+        options: EngineOptions | None = None,
+        calibration_ids: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        self.model = load_model(model, dtype=dtype, max_model_len=max_model_len) if isinstance(model, str) else model
+        self.router = make_router(router) if isinstance(router, str) else router
+        self.pool = executors if isinstance(executors, ExecutorPool) else build_pool(executors, self.model)
+        self.options = options or EngineOptions()
+        self.token_types = TokenTypeTable.from_tokenizer(self.model.tokenizer, self.model.config.vocab_size)
+        if self.router.needs_calibration:
+            calibration.calibrate(self.router, self.token_types, self.model.tokenizer, calibration_ids)
+        self.engine = build_engine(self.model, self.router, self.pool, self.token_types, self.options)
+        self._ids = itertools.count()
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's transformers tokenizer."""
+        return self.model.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Completes prompts and returns the outputs in their order.
+
+        A refused prompt does not stop the others: its output has ``error`` set and no completions. When every prompt
+        is refused, the first refusal is raised.
+
+        Raises:
+            ValueError: all prompts were refused, or numbers of prompts and params differ.
+        """
+        final: dict[str, RequestOutput] = {}
+        order = self._add(_as_list(prompts), params, stream=False, refused=final)
+        with tqdm(total=len(order), desc="generate", disable=not use_tqdm, unit="request") as bar:
+            for output in self._run(order):
+                final[output.request_id] = output
+                bar.update()
+        return [final[request_id] for request_id in order]
+
+    def stream(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Iterator[RequestOutput]:
+        """As ``generate``, but yields a request's state after each of its tokens; ``request_id`` counts prompts.
+
+        Joined ``delta`` texts equal the final text. Stopping the iteration early aborts what is unfinished.
+        """
+        refused: dict[str, RequestOutput] = {}
+        order = self._add(_as_list(prompts), params, stream=True, refused=refused)
+        yield from refused.values()
+        yield from self._run(order)
+
+    def chat(
+        self,
+        messages: Sequence[dict[str, str]] | Sequence[Sequence[dict[str, str]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Completes conversations (one, or several) in the model's chat template."""
+        return self.generate(self.render_chat(messages), params, use_tqdm=use_tqdm)
+
+    def render_chat(
+        self, messages: Sequence[dict[str, str]] | Sequence[Sequence[dict[str, str]]]
+    ) -> list[list[int]]:
+        """Token ids of conversations, ready for the assistant's answer; raises ValueError without a chat template."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise ValueError(f"model {self.model.name!r} has no chat template: use generate with a prompt of its format")
+        if not messages:
+            raise ValueError("chat needs at least one message")
+        single = isinstance(messages[0], dict)
+        conversations: list[Any] = [messages] if single else list(messages)
+        texts = [
+            self.tokenizer.apply_chat_template(c, tokenize=False, add_generation_prompt=True) for c in conversations
+        ]
+        return [list(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+
+    def score(
+        self, sequences: Sequence[Sequence[int]], *, sink: ScoreSink, prefill_len: int | None = None
+    ) -> None:
+        """Teacher forcing: runs given tokens through the serving path and hands over the logits.
+
+        Args:
+            sequences: token ids.
+            sink: called with (index of the sequence, position of the first row, float32 logits ``[rows, V]``). Logits at
+                position p predict token p + 1. Rows must be used or copied before it returns.
+            prefill_len: None: every token goes through prefill chunks, and every position is handed over. Else this
+                many tokens are the prompt, every later one is fed alone through decode, and positions from
+                ``prefill_len - 1`` on are handed over.
+        """
+        order = []
+        for index, ids in enumerate(sequences):
+            split = len(ids) if prefill_len is None else prefill_len
+            if not 1 <= split <= len(ids):
+                raise ValueError(f"prefill_len {split} must lie in 1 .. {len(ids)}, the length of sequence {index}")
+            order.append(request_id := f"score-{next(self._ids)}")
+            self.engine.add_request(
+                request_id,
+                ids[:split],
+                SamplingParams(temperature=0.0, detokenize=False),
+                forced_ids=ids[split:],
+                logits_sink=lambda start, logits_RV, index=index: sink(index, start, logits_RV),
+                wants_all_logits=prefill_len is None,
+                stream=False,
+            )
+        for _ in self._run(order):
+            pass
+
+    def _add(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        stream: bool,
+        refused: dict[str, RequestOutput],
+    ) -> list[str]:
+        each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
+        if len(each) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts but {len(each)} sampling params: give one, or one per prompt")
+        order, errors = [], []
+        for prompt, wanted in zip(prompts, each, strict=True):
+            order.append(request_id := str(next(self._ids)))
+            try:
+                self.engine.add_request(request_id, prompt, wanted, stream=stream)
+            except ValueError as error:
+                errors.append(error)
+                log.warning("request %s refused: %s", request_id, error)
+                refused[request_id] = _refusal(request_id, prompt, str(error))
+        if errors and len(errors) == len(prompts):
+            raise errors[0]
+        return order
+
+    def _run(self, order: Sequence[str]) -> Iterator[RequestOutput]:
+        """Steps until the requests of ``order`` are done; aborts them when the caller stops early or a step fails."""
+        try:
+            while self.engine.has_unfinished():
+                yield from self.engine.step()
+        finally:
+            for request_id in order:
+                self.engine.abort(request_id)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt (text or ids) as a list of one."""
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _refusal(request_id: str, prompt: Prompt, error: str) -> RequestOutput:
+    return RequestOutput(
+        request_id=request_id,
+        prompt=prompt if isinstance(prompt, str) else None,
+        prompt_token_ids=(),
+        outputs=(),
+        finished=True,
+        error=error,
+    )

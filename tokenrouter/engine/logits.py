@@ -1,0 +1,274 @@
+"""What is done to logits before a token is drawn, and the log-probabilities that are reported.
+
+B requests of a step, P rows to process, R rows to draw at random, T tokens, V vocabulary, K leading
+candidates of a row, U updates of single logits.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tokenrouter.outputs import Logprob
+from tokenrouter.sampling_params import SamplingParams
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float32]
+
+FLOAT32_SAFE = 1e30
+"""User factors are kept inside 1 / this .. this, so that float32 logits stay finite."""
+
+_LOGPROB_ROWS = 64
+"""Rows of [V] that ``top_logprobs`` works on at once; bounds its memory."""
+
+
+class TokenCounts:
+    """The distinct tokens of one sequence and how often each came in its output.
+
+    Only these tokens can be penalised, so a step touches them instead of the whole vocabulary.
+
+    Args:
+        prompt_ids: tokens that count as seen, with 0 occurrences in the output.
+    """
+
+    def __init__(self, prompt_ids: Sequence[int] = ()) -> None:
+        self._index = {token_id: i for i, token_id in enumerate(dict.fromkeys(prompt_ids))}
+        self._ids: IntArray = np.fromiter(self._index, np.int64, len(self._index))
+        self._counts: FloatArray = np.zeros(len(self._index), np.float32)
+
+    def add(self, token_id: int) -> None:
+        """One more occurrence in the output."""
+        slot = self._index.setdefault(token_id, len(self._index))
+        if slot >= len(self._ids):
+            room = max(16, len(self._ids))
+            self._ids = np.concatenate([self._ids, np.zeros(room, np.int64)])
+            self._counts = np.concatenate([self._counts, np.zeros(room, np.float32)])
+        self._ids[slot] = token_id
+        self._counts[slot] += 1
+
+    @property
+    def ids_U(self) -> IntArray:
+        """Distinct ids, in the order of their first occurrence; a view."""
+        return self._ids[: len(self._index)]
+
+    @property
+    def counts_U(self) -> FloatArray:
+        """Occurrences in the output of each of ``ids_U``; a view."""
+        return self._counts[: len(self._index)]
+
+
+class _Updates(NamedTuple):
+    """Single logits to change: ``logits[rows_U, ids_U]``, and the values that go with them."""
+
+    rows_U: Tensor
+    ids_U: Tensor
+    values_U: Tensor
+
+    @classmethod
+    def build(
+        cls, ids: Sequence[tuple[int, IntArray]], values: Sequence[FloatArray], device: torch.device
+    ) -> "_Updates":
+        """From (row, its ids) pairs and the values of each."""
+        rows = np.repeat(
+            np.array([row for row, _ in ids], np.int64), [len(row_ids) for _, row_ids in ids]
+        )
+        return cls(
+            torch.from_numpy(rows).to(device),
+            torch.from_numpy(np.concatenate([row_ids for _, row_ids in ids])).to(device),
+            torch.from_numpy(np.concatenate(values)).to(device),
+        )
+
+
+def add_bias_(logits_PV: Tensor, bias: Sequence[tuple[int, IntArray, FloatArray]]) -> None:
+    """Adds, in place, each (row, ids, values) to the logits."""
+    if bias:
+        ids = [(row, row_ids) for row, row_ids, _ in bias]
+        updates = _Updates.build(ids, [values for _, _, values in bias], logits_PV.device)
+        logits_PV[updates.rows_U, updates.ids_U] += updates.values_U
+
+
+def mask_tokens_(logits_PV: Tensor, masked: Sequence[tuple[int, Iterable[int]]]) -> None:
+    """Sets, in place, the ids of each (row, ids) to -inf; ids beyond V are skipped."""
+    pairs = [(row, i) for row, ids in masked for i in ids if i < logits_PV.shape[1]]
+    if pairs:
+        rows_U, ids_U = torch.tensor(pairs, device=logits_PV.device).T
+        logits_PV[rows_U, ids_U] = -math.inf
+
+
+def penalise_(
+    logits_PV: Tensor, sequences: Sequence[tuple[int, SamplingParams, TokenCounts]]
+) -> None:
+    """Applies, in place, the penalties of each (row, params, counts).
+
+    Defined as in vLLM. Repetition (CTRL, arXiv:1909.05858) takes every token of ``counts``;
+    frequency and presence take those with occurrences in the output.
+    """
+    if not sequences:
+        return
+    updates = _Updates.build(
+        [(row, counts.ids_U) for row, _, counts in sequences],
+        [counts.counts_U for _, _, counts in sequences],
+        logits_PV.device,
+    )
+    rows_U, ids_U, counts_U = updates
+    settings_P3 = torch.zeros(logits_PV.shape[0], 3)
+    for row, params, _ in sequences:
+        repetition = min(max(params.repetition_penalty, 1 / FLOAT32_SAFE), FLOAT32_SAFE)
+        settings_P3[row] = torch.tensor(
+            [repetition, params.frequency_penalty, params.presence_penalty]
+        )
+    repetition_U, frequency_U, presence_U = settings_P3.to(logits_PV.device)[rows_U].T
+    values_U = logits_PV[rows_U, ids_U]
+    values_U = torch.where(values_U > 0, values_U / repetition_U, values_U * repetition_U)
+    values_U -= frequency_U * counts_U + presence_U * (counts_U > 0)
+    logits_PV[rows_U, ids_U] = values_U
+
+
+def scale_(logits_RV: Tensor, temperatures: Sequence[float], min_ps: Sequence[float]) -> None:
+    """Temperature and min_p, in place: the best token of a row comes to 0, dropped ones to -inf.
+
+    Shifting before dividing keeps temperatures near 0 from overflowing. A row of NaN, or of -inf
+    alone, becomes NaN.
+    """
+    scale_R1 = logits_RV.new_tensor([min(t, FLOAT32_SAFE) for t in temperatures]).unsqueeze(1)
+    logits_RV.sub_(logits_RV.amax(dim=-1, keepdim=True)).div_(scale_R1)
+    if any(min_ps):
+        least = [math.log(min_p) if min_p > 0 else -math.inf for min_p in min_ps]
+        least_R1 = logits_RV.new_tensor(least).unsqueeze(1)
+        # where, not masked_fill: that one is not vectorised on CPU
+        logits_RV.copy_(logits_RV.where(~(logits_RV < least_R1), -math.inf))
+
+
+def leading(logits_RV: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The ``width`` largest logits of each row and their ids, largest first.
+
+    Equal logits come in the order of their ids. Where they straddle the end, it is arbitrary which
+    of them are taken, unless ``width`` is V.
+    """
+    if width >= logits_RV.shape[1]:
+        values_RK, ids_RK = torch.sort(logits_RV, dim=-1, descending=True, stable=True)
+        return values_RK, ids_RK
+    values_RK, ids_RK = logits_RV.topk(width, dim=-1)
+    ids_RK, order_RK = ids_RK.sort(dim=-1)
+    values_RK, order_RK = torch.sort(
+        values_RK.gather(1, order_RK), dim=-1, descending=True, stable=True
+    )
+    return values_RK, ids_RK.gather(1, order_RK)
+
+
+class Candidates(NamedTuple):
+    """The leading tokens of each row, what top_k and top_p leave out at -inf.
+
+    Attributes:
+        scaled_RK: logits after ``scale_``, largest first.
+        ids_RK: int64 ids.
+        complete_R: bool, the cut lies inside the K. Where it does not, more are needed.
+    """
+
+    scaled_RK: Tensor
+    ids_RK: Tensor
+    complete_R: Tensor
+
+
+def candidates(scaled_RV: Tensor, params: Sequence[SamplingParams], width: int) -> Candidates:
+    """The tokens that top_k and then top_p keep, looked for among the ``width`` likeliest.
+
+    Finding a few hundred largest of a vocabulary costs a fiftieth of sorting it.
+
+    Args:
+        scaled_RV: rows after ``scale_``; not modified.
+        params: one per row.
+        width: K; raised to the largest top_k + 1 and at most V.
+    """
+    vocab_size = scaled_RV.shape[1]
+    width = min(max(width, *(p.top_k + 1 for p in params)), vocab_size)
+    top_k = [p.top_k if 0 < p.top_k < width else vocab_size for p in params]
+    top_k_R1 = torch.tensor(top_k, device=scaled_RV.device).unsqueeze(1)
+    top_p_R1 = scaled_RV.new_tensor([p.top_p for p in params], dtype=torch.float64).unsqueeze(1)
+    scaled_RK, ids_RK = leading(scaled_RV, width)
+
+    rank_K = torch.arange(width, device=scaled_RV.device)
+    kept_RK = (rank_K < top_k_R1) & (scaled_RK > -math.inf)
+    probs_RK = scaled_RK.double().exp_().mul_(kept_RK)
+    mass_R1 = probs_RK.sum(dim=-1, keepdim=True)
+    if width < vocab_size and vocab_size in top_k:
+        whole_R1 = scaled_RV.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)
+        mass_R1 = torch.where(top_k_R1 < vocab_size, mass_R1, whole_R1)
+    before_RK = probs_RK.cumsum(dim=-1) - probs_RK
+    kept_RK &= (before_RK < top_p_R1 * mass_R1) | (top_p_R1 >= 1)
+    kept_RK[:, 0] = True
+    straddling_R = (kept_RK & (scaled_RK == scaled_RK[:, -1:])).any(dim=-1)
+    scaled_RK.masked_fill_(~kept_RK, -math.inf)
+    return Candidates(scaled_RK, ids_RK, ~straddling_R | (width == vocab_size))
+
+
+def top_logprobs(logits_TV: Tensor, token_ids_T: Tensor, k: int) -> list[dict[int, Logprob]]:
+    """Log-probabilities of the given tokens and of the ``k`` most likely ones.
+
+    Candidates rank by log-probability, equal ones by lower id; ranks start at 1.
+
+    Args:
+        logits_TV: any float dtype; not modified.
+        token_ids_T: int64, the token that was sampled, or that stands in the prompt.
+        k: 0 gives the given tokens only.
+
+    Returns:
+        Per row up to ``k + 1`` entries: the given token first, then the most likely ones.
+
+    Raises:
+        RuntimeError: a row holds NaN, or -inf only.
+    """
+    result: list[dict[int, Logprob]] = []
+    for start in range(0, logits_TV.shape[0], _LOGPROB_ROWS):
+        rows = slice(start, start + _LOGPROB_ROWS)
+        part_TV = logits_TV[rows].float()
+        ids_T1 = token_ids_T[rows].to(logits_TV.device).unsqueeze(1)
+        ids_TC = torch.cat([ids_T1, _most_likely(part_TV, min(k, logits_TV.shape[1]))], dim=1)
+        values_TC = part_TV.gather(1, ids_TC) - part_TV.logsumexp(dim=-1, keepdim=True)
+        broken_T = values_TC[:, 0].isnan()
+        if bool(broken_T.any()):
+            row = start + int(broken_T.nonzero()[0])
+            raise RuntimeError(f"row {row}: no log-probabilities, the logits hold NaN or only -inf")
+        ranks = _rank(part_TV, ids_T1).tolist()
+        for rank, ids, values in zip(ranks, ids_TC.tolist(), values_TC.tolist(), strict=True):
+            entries = zip(ids, values, [rank, *range(1, len(ids))], strict=True)
+            result.append({i: Logprob(logprob=v, rank=r) for i, v, r in entries})
+    return result
+
+
+def _most_likely(logits_TV: Tensor, k: int) -> Tensor:
+    """Ids [T, k] of the largest logits in order, of equals the lower ids."""
+    if k == 0:
+        return torch.empty(logits_TV.shape[0], 0, dtype=torch.int64, device=logits_TV.device)
+    values_TK, ids_TK = leading(logits_TV, k)
+    tied_T = (logits_TV >= values_TK[:, -1:]).sum(dim=-1) > k
+    for row in tied_T.nonzero().flatten().tolist():
+        ids_U = (logits_TV[row] >= values_TK[row, -1]).nonzero().flatten()
+        order_U = logits_TV[row, ids_U].argsort(descending=True, stable=True)
+        ids_TK[row] = ids_U[order_U[:k]]
+    return ids_TK
+
+
+def _rank(logits_TV: Tensor, ids_T1: Tensor) -> Tensor:
+    """Rank [T] from 1 of one token per row, in the order of ``_most_likely``."""
+    value_T1 = logits_TV.gather(1, ids_T1)
+    ids_V = torch.arange(logits_TV.shape[1], device=logits_TV.device)
+    equal_T = ((logits_TV == value_T1) & (ids_V <= ids_T1)).sum(dim=-1)
+    return (logits_TV > value_T1).sum(dim=-1) + equal_T
+
+
+def requested_logprobs(
+    logits_BV: Tensor, ids_B: Tensor, wanted: Sequence[int | None]
+) -> list[dict[int, Logprob] | None]:
+    """``top_logprobs`` of each row that wants some, None for the others."""
+    result: list[dict[int, Logprob] | None] = [None] * len(wanted)
+    for k in sorted({k for k in wanted if k is not None}):
+        rows = [row for row, row_k in enumerate(wanted) if row_k == k]
+        found = top_logprobs(logits_BV[rows], ids_B[rows], k)
+        for row, entry in zip(rows, found, strict=True):
+            result[row] = entry
+    return result

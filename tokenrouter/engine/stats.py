@@ -1,0 +1,100 @@
+"""Counters of an engine since the last reset. Times in seconds, counts in tokens unless named otherwise."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tokenrouter.engine.decider import StepDecision
+from tokenrouter.engine.step import IntArray
+from tokenrouter.models import ForwardTimes
+from tokenrouter.types import Phase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTimes:
+    """Where one step's time went, in seconds."""
+
+    schedule_s: float
+    router_s: float
+    executor_s: float
+    sampler_s: float
+    step_s: float
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """What an engine did. ``executed_tokens[phase, route]`` and ``requested_tokens`` count every token that ran."""
+
+    route_names: tuple[str, ...]
+    steps: int = 0
+    output_tokens: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    decided_tokens: int = 0
+    reused_tokens: int = 0
+    num_preemptions: int = 0
+    peak_live_slots: int = 0
+    step_s: float = 0.0
+    schedule_s: float = 0.0
+    router_s: float = 0.0
+    executor_s: float = 0.0
+    sampler_s: float = 0.0
+    attention_s: float = 0.0
+    executor_s_by_path: dict[str, float] = field(default_factory=dict)
+    requested_tokens: IntArray = field(init=False)
+    executed_tokens: IntArray = field(init=False)
+    degraded_tokens: IntArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        shape = (len(Phase), len(self.route_names))
+        self.requested_tokens = np.zeros(shape, np.int64)
+        self.executed_tokens = np.zeros(shape, np.int64)
+        self.degraded_tokens = np.zeros(len(self.route_names), np.int64)
+
+    def reset(self) -> None:
+        """Back to zero."""
+        fresh = EngineStats(route_names=self.route_names)
+        for name in self.__slots__:
+            setattr(self, name, getattr(fresh, name))
+
+    def count_tokens(self, decision: StepDecision, phase_T: IntArray, ran_T: IntArray) -> dict[str, int]:
+        """Counts the tokens at indices ``ran_T``; returns how many ran per executed route."""
+        phase, requested, executed = phase_T[ran_T], decision.requested_T[ran_T], decision.executed_T[ran_T]
+        np.add.at(self.requested_tokens, (phase, requested), 1)
+        np.add.at(self.executed_tokens, (phase, executed), 1)
+        np.add.at(self.degraded_tokens, requested[requested != executed], 1)
+        num_prefill = int((phase == Phase.PREFILL).sum())
+        self.prefill_tokens += num_prefill
+        self.decode_tokens += len(ran_T) - num_prefill
+        fresh = int(decision.fresh_T.sum())
+        self.decided_tokens += fresh
+        self.reused_tokens += len(ran_T) - fresh
+        counts = np.bincount(executed, minlength=len(self.route_names)).tolist()
+        return dict(zip(self.route_names, counts, strict=True))
+
+    def add_forward(self, times: ForwardTimes) -> None:
+        """Adds a step's time in token-wise operators and attention."""
+        self.attention_s += times.attention_s
+        for path, seconds in times.by_executor.items():
+            self.executor_s_by_path[path] = self.executor_s_by_path.get(path, 0.0) + seconds
+
+    def record(self, times: StepTimes, *, live_slots: int) -> None:
+        """Adds one step."""
+        self.steps += 1
+        self.step_s += times.step_s
+        self.schedule_s += times.schedule_s
+        self.router_s += times.router_s
+        self.executor_s += times.executor_s
+        self.sampler_s += times.sampler_s
+        self.peak_live_slots = max(self.peak_live_slots, live_slots)
+
+    @property
+    def overhead_frac(self) -> float:
+        """Features and router over the executors' time for the same tokens (NaN before the first step)."""
+        return self.router_s / self.executor_s if self.executor_s else float("nan")
+
+    def token_frac(self, route: str, phase: Phase | None = None) -> float:
+        """Share of the executed tokens that took ``route``, in one phase or both (NaN when there were none)."""
+        counts = self.executed_tokens if phase is None else self.executed_tokens[phase : phase + 1]
+        total = int(counts.sum())
+        return float(counts[:, self.route_names.index(route)].sum() / total) if total else float("nan")

@@ -1,0 +1,140 @@
+"""From a plan to tensors: the packed tokens of a step, and the forwards that run them.
+
+T tokens of a step in plan order, C chunks, N tokens of one request.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tokenrouter.kvcache import KVPool
+from tokenrouter.scheduler import Chunk, StepPlan
+from tokenrouter.types import AttentionSpan, ForwardBatch, Phase, Route, RouteTable, Segment, TokenBatch
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedStep:
+    """The tokens of a plan, request by request.
+
+    Attributes:
+        chunks: the plan's chunks; chunk c holds tokens ``offsets_C[c]`` to ``offsets_C[c + 1]``.
+        requested_T: the recorded decision per token, UNDECIDED where there is none.
+    """
+
+    batch: TokenBatch
+    chunks: tuple[Chunk, ...]
+    offsets_C: tuple[int, ...]
+    requested_T: IntArray
+
+    def tokens(self, chunk: int) -> slice:
+        """Where chunk number ``chunk`` lies in the batch."""
+        return slice(self.offsets_C[chunk], self.offsets_C[chunk + 1])
+
+
+def pack(plan: StepPlan) -> PackedStep:
+    """Lays the plan's tokens side by side."""
+    spans = [(chunk.request, slice(chunk.start, chunk.start + chunk.length)) for chunk in plan.chunks]
+    lengths = [chunk.length for chunk in plan.chunks]
+    positions_T = np.concatenate([np.arange(span.start, span.stop) for _, span in spans])
+    prompt_len_T = np.repeat([request.prompt_len for request, _ in spans], lengths)
+    phase_T = np.where(positions_T < prompt_len_T, int(Phase.PREFILL), int(Phase.DECODE))
+    batch = TokenBatch(
+        ids_T=torch.from_numpy(np.concatenate([request.history.ids[span] for request, span in spans])),
+        positions_T=torch.from_numpy(positions_T),
+        row_T=torch.from_numpy(np.repeat([request.row for request, _ in spans], lengths)),
+        phase_T=torch.from_numpy(phase_T),
+        prompt_len_T=torch.from_numpy(prompt_len_T),
+        repeats_T=torch.from_numpy(np.concatenate([request.history.repeats[span] for request, span in spans])),
+        prefix_hash_T=torch.from_numpy(np.concatenate([request.history.prefix_hash[span] for request, span in spans])),
+    )
+    return PackedStep(
+        batch=batch,
+        chunks=plan.chunks,
+        offsets_C=(0, *np.cumsum(lengths).tolist()),
+        requested_T=np.concatenate([request.requested_N[span] for request, span in spans]).astype(np.int64),
+    )
+
+
+class ForwardBuilder:
+    """Turns a group of chunks into a ForwardBatch: tokens sorted by route, slices per executor, spans per request."""
+
+    def __init__(self, table: RouteTable, num_layers: int, pool: KVPool) -> None:
+        self._pool = pool
+        self._slots_BN: Tensor = torch.from_numpy(pool.slots_BN)
+        # Per layer, the executor of each route; equal layers share one entry, so segments are built once per pattern.
+        self._patterns: list[tuple[str, ...]] = [
+            tuple(_executor_at(route, layer) for route in table.routes) for layer in range(num_layers)
+        ]
+
+    def build(self, step: PackedStep, chunks: Sequence[int], executed_T: IntArray) -> tuple[ForwardBatch, Tensor]:
+        """The forward of ``chunks`` and the rows of their tokens, in the order of ``chunks``.
+
+        Returns:
+            The ForwardBatch, and int64 rows: entry i is the forward's row of the i-th token of the group.
+        """
+        index_T = np.concatenate([np.arange(*step.offsets_C[c : c + 2]) for c in chunks])
+        route_T = executed_T[index_T]
+        counts = np.bincount(route_T)
+        if np.count_nonzero(counts) > 1:
+            order_T = np.argsort(route_T, kind="stable")
+            row_T = np.empty_like(order_T)
+            row_T[order_T] = np.arange(len(order_T))
+            sorted_T = torch.from_numpy(index_T[order_T])
+        else:
+            row_T, sorted_T = np.arange(len(index_T)), torch.from_numpy(index_T)
+        rows = torch.from_numpy(row_T)
+        positions_T = step.batch.positions_T[sorted_T]
+        forward = ForwardBatch(
+            ids_T=step.batch.ids_T[sorted_T],
+            positions_T=positions_T,
+            slots_T=self._slots_BN[step.batch.row_T[sorted_T], positions_T],
+            segments=self._segments(counts.tolist()),
+            spans=tuple(self._spans(step, chunks, rows)),
+        )
+        return forward, rows
+
+    def _spans(self, step: PackedStep, chunks: Sequence[int], rows: Tensor) -> list[AttentionSpan]:
+        spans, offset = [], 0
+        for c in chunks:
+            chunk = step.chunks[c]
+            row, end = chunk.request.row, chunk.start + chunk.length
+            spans.append(
+                AttentionSpan(
+                    query_index_Q=rows[offset : offset + chunk.length],
+                    query_start=chunk.start,
+                    slots_K=self._slots_BN[row, :end],
+                    first_slot=self._pool.first_slot(row),
+                )
+            )
+            offset += chunk.length
+        return spans
+
+    def _segments(self, counts: list[int]) -> tuple[tuple[Segment, ...], ...]:
+        built: dict[tuple[str, ...], tuple[Segment, ...]] = {}
+        for pattern in self._patterns:
+            if pattern not in built:
+                built[pattern] = _merge(counts, pattern)
+        return tuple(built[pattern] for pattern in self._patterns)
+
+
+def _executor_at(route: Route, layer: int) -> str:
+    return next(span.executor for span in route.spans if layer < span.stop)
+
+
+def _merge(counts: list[int], pattern: tuple[str, ...]) -> tuple[Segment, ...]:
+    """Neighbouring routes that use the same executor share one segment."""
+    merged: list[Segment] = []
+    start = 0
+    for count, name in zip(counts, pattern, strict=False):
+        if count and merged and merged[-1].executor == name:
+            merged[-1] = Segment(merged[-1].start, start + count, name)
+        elif count:
+            merged.append(Segment(start, start + count, name))
+        start += count
+    return tuple(merged)

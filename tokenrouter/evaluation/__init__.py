@@ -1,0 +1,1 @@
+"""Quality, throughput and the trade-off between them, with tables and plots."""

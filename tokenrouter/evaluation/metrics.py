@@ -1,0 +1,126 @@
+"""metrics.json, section by section. Every key is defined in docs/metrics.md; names are a contract."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tokenrouter import LLM
+from tokenrouter.evaluation.divergence import TokenScores
+from tokenrouter.evaluation.quality import Quality
+from tokenrouter.evaluation.rows import SystemRow
+from tokenrouter.evaluation.throughput import Repeat, Throughput
+from tokenrouter.types import Phase
+
+BASELINES = ("all_high", "all_low", "request_level", "static_batch")
+Section = dict[str, Any]
+
+
+def quality_section(chosen: Quality, high: Quality, reference: TokenScores) -> Section:
+    """KL, perplexity and agreement of the chosen router; beside each KL all_high's own."""
+    phases: Section = {"prefill": _phase(chosen.prefill, high.prefill)}
+    if chosen.decode is not None and high.decode is not None:
+        phases["decode"] = _phase(chosen.decode, high.decode)
+    scores = chosen.prefill
+    return {
+        "kl_mean_nats": scores.kl_mean_nats,
+        "kl_high_mean_nats": high.prefill.kl_mean_nats,
+        **phases,
+        "ppl": scores.ppl,
+        "ppl_rel_pct": 100.0 * (scores.ppl / reference.ppl - 1.0),
+        "top1_agreement_frac": scores.top1_agreement_frac,
+    }
+
+
+def _phase(chosen: TokenScores, high: TokenScores) -> Section:
+    own, theirs = chosen.kl_by_position(), high.kl_by_position()
+    return {
+        "kl_mean_nats": chosen.kl_mean_nats,
+        "kl_high_mean_nats": high.kl_mean_nats,
+        "by_position": {
+            name: {"kl_mean_nats": own[name], "kl_high_mean_nats": theirs[name]} for name in own
+        },
+    }
+
+
+def throughput_section(chosen: Throughput, rows: Mapping[str, SystemRow]) -> Section:
+    """Rates of the chosen router and its speed-up over each baseline that ran."""
+    own = chosen.output_tok_s.median
+    section = {
+        "output_tok_s": own,
+        "total_tok_s": chosen.total_tok_s.median,
+        "requests_s": chosen.requests_s.median,
+    }
+    for name in ("all_high", "request_level", "static_batch"):
+        other = rows[name].output_tok_s if name in rows else None
+        if other is not None:
+            section[f"speedup_vs_{name}"] = own / other.median
+    return section
+
+
+def serving_sections(llm: LLM, passes: Sequence[Repeat]) -> dict[str, Section]:
+    """Router, routes and KV of the chosen router, summed over its passes."""
+    stats = [repeat.stats for repeat in passes]
+    router_s, executor_s = sum(s.router_s for s in stats), sum(s.executor_s for s in stats)
+    decided, reused = sum(s.decided_tokens for s in stats), sum(s.reused_tokens for s in stats)
+    router: Section = {
+        "us_per_token": 1e6 * router_s / max(decided, 1),
+        "overhead_frac": router_s / executor_s,
+        "decided_frac": decided / max(decided + reused, 1),
+        "version": llm.router.version,
+    }
+    kv_bytes = llm.engine.kv_bytes_per_slot
+    kv = {
+        "peak_live_bytes": max(s.peak_live_slots for s in stats) * kv_bytes,
+        "peak_allocated_bytes": llm.engine.pool.num_slots * kv_bytes,
+    }
+    return {"router": router, "routes": _routes(llm, passes), "kv": kv}
+
+
+def _routes(llm: LLM, passes: Sequence[Repeat]) -> Section:
+    stats = [repeat.stats for repeat in passes]
+    executed = np.sum([s.executed_tokens for s in stats], axis=0)
+    requested = np.sum([s.requested_tokens for s in stats], axis=0)
+    degraded = np.sum([s.degraded_tokens for s in stats], axis=0)
+    path_s: dict[str, float] = {}
+    for s in stats:
+        for path, seconds in s.executor_s_by_path.items():
+            path_s[path] = path_s.get(path, 0.0) + seconds
+    table = llm.router.routes(llm.model.config.num_layers)
+    section: Section = {}
+    for index, route in enumerate(table.routes):
+        paths = sorted(route.executors)
+        entry: Section = {
+            "executor": "+".join(
+                llm.pool.executors[path].name for path in paths if path in llm.pool.executors
+            ),
+            "token_frac": _frac(executed[:, index].sum(), executed.sum()),
+            "prefill_token_frac": _frac(
+                executed[Phase.PREFILL, index], executed[Phase.PREFILL].sum()
+            ),
+            "decode_token_frac": _frac(executed[Phase.DECODE, index], executed[Phase.DECODE].sum()),
+            "degraded_frac": _frac(degraded[index], requested[:, index].sum()),
+        }
+        tokens = int(executed[:, index].sum())
+        if len(paths) == 1 and tokens and paths[0] in path_s:
+            entry["ms_per_token"] = 1e3 * path_s[paths[0]] / tokens
+        section[route.name] = entry
+    return section
+
+
+def _frac(part: Any, whole: Any) -> float:
+    return float(part) / float(whole) if whole else 0.0
+
+
+def baselines_section(rows: Mapping[str, SystemRow]) -> Section:
+    """What the baselines reached; a value that the task did not measure is left out."""
+    names = ("output_tok_s", "kl_mean_nats", "ppl", "ttft_p99_ms", "kv_peak_live_bytes")
+    section: Section = {}
+    for name in BASELINES:
+        if name in rows:
+            row = rows[name]
+            values = {key: getattr(row, key) for key in names if getattr(row, key) is not None}
+            if row.output_tok_s is not None:
+                values["output_tok_s"] = row.output_tok_s.median
+            section[name] = values
+    return section

@@ -1,0 +1,74 @@
+"""One row per system: what tables and plots are drawn from, saved as systems.json."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tokenrouter.evaluation.quality import Quality
+from tokenrouter.evaluation.throughput import Throughput
+from tokenrouter.telemetry import Spread
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SystemRow:
+    """One system's numbers; None where a task did not measure them.
+
+    Attributes:
+        name: all_high, all_low, request_level, static_batch, or the chosen router's name.
+        chosen: this is the router that the run is about.
+        high_frac: share of tokens on the route "high" while serving the requests.
+        eval_high_frac: the same in forced prefill of the windows.
+    """
+
+    name: str
+    chosen: bool
+    output_tok_s: Spread | None = None
+    total_tok_s: Spread | None = None
+    ttft_p99_ms: float | None = None
+    itl_p99_ms: float | None = None
+    kv_peak_live_bytes: int | None = None
+    high_frac: float | None = None
+    kl_mean_nats: float | None = None
+    kl_stderr_nats: float | None = None
+    kl_decode_nats: float | None = None
+    ppl: float | None = None
+    ppl_rel_pct: float | None = None
+    top1_agreement_frac: float | None = None
+    eval_high_frac: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+def make_row(
+    name: str,
+    *,
+    chosen: bool,
+    throughput: Throughput | None,
+    kv_bytes_per_slot: int,
+    quality: Quality | None,
+    reference_ppl: float | None,
+) -> SystemRow:
+    """Gather what was measured of one system."""
+    values: dict[str, Any] = {}
+    if throughput is not None:
+        latency = throughput.latency()
+        values |= {
+            "output_tok_s": throughput.output_tok_s,
+            "total_tok_s": throughput.total_tok_s,
+            "ttft_p99_ms": (latency["ttft_ms"] or {}).get("p99"),
+            "itl_p99_ms": (latency["itl_ms"] or {}).get("p99"),
+            "kv_peak_live_bytes": throughput.peak_live_slots * kv_bytes_per_slot,
+            "high_frac": throughput.high_frac,
+        }
+    if quality is not None and reference_ppl is not None:
+        values |= {
+            "kl_mean_nats": quality.prefill.kl_mean_nats,
+            "kl_stderr_nats": quality.prefill.kl_stderr_nats,
+            "kl_decode_nats": quality.decode.kl_mean_nats if quality.decode else None,
+            "ppl": quality.prefill.ppl,
+            "ppl_rel_pct": 100.0 * (quality.prefill.ppl / reference_ppl - 1.0),
+            "top1_agreement_frac": quality.prefill.top1_agreement_frac,
+            "eval_high_frac": quality.high_frac,
+        }
+    return SystemRow(name=name, chosen=chosen, **values)

@@ -1,0 +1,162 @@
+"""The systems of one comparison: four baselines and the chosen router, sharing one model and one executor pool."""
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tokenrouter import LLM, EngineOptions
+from tokenrouter.evaluation.progress import progress
+from tokenrouter.evaluation.throughput import run_requests
+from tokenrouter.executors import ExecutorPool
+from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
+from tokenrouter.models import LoadedModel
+from tokenrouter.routers import AllHighRouter, AllLowRouter, RequestLevelRouter, Router, RuleRouter
+from tokenrouter.workloads import RequestSpec
+
+WARM_UP_TOKENS = 4
+CALIBRATION_TOKENS = 12_288
+NO_LOW_NOTE = "all_low and request_level are left out: this executor pool has no low path (executor=int8 has one)."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Systems:
+    """Ready and warm.
+
+    Attributes:
+        chosen: name of the router that the run is about.
+        llms: by name, baselines first; the chosen one among them if it is a baseline, else last.
+        request_router: decides per request, with the chosen router's budget; None where the pool
+            has no low path.
+        notes: what was left out, and why.
+    """
+
+    chosen: str
+    llms: dict[str, LLM]
+    request_router: RequestLevelRouter | None
+    notes: tuple[str, ...]
+
+    @property
+    def chosen_llm(self) -> LLM:
+        """The engine of the chosen router."""
+        return self.llms[self.chosen]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SystemsBuilder:
+    """Builds engines that differ in router and scheduler only.
+
+    Attributes:
+        model, pool: shared by all systems.
+        options: of every engine; static_batch changes the scheduler alone.
+        requests: the workload: warms up, and calibrates request_level.
+        calibration_ids: text on which a router with a budget sets its thresholds.
+    """
+
+    model: LoadedModel
+    pool: ExecutorPool
+    options: EngineOptions
+    requests: Sequence[RequestSpec]
+    calibration_ids: Sequence[Sequence[int]]
+
+    def llm(self, router: Router, options: EngineOptions | None = None) -> LLM:
+        """One engine."""
+        return LLM(
+            self.model,
+            router=router,
+            executors=self.pool,
+            options=options or self.options,
+            calibration_ids=self.calibration_ids,
+        )
+
+    def build(self, router: Router, *, serve: bool = True) -> Systems:
+        """All systems around ``router``.
+
+        Args:
+            router: the chosen one.
+            serve: the systems will serve requests: the chosen router serves the whole workload
+                once, which warms it up and measures its share of high tokens for request_level; the
+                others warm up with short outputs. Else only what quality needs is built:
+                request_level and static_batch are left out.
+        """
+        if isinstance(router, RequestLevelRouter):
+            types = TokenTypeTable.from_tokenizer(
+                self.model.tokenizer, self.model.config.vocab_size
+            )
+            calibrate_on_requests(router, types, self.requests)
+        chosen = self.llm(router)
+        llms = {"all_high": self.llm(AllHighRouter())}
+        request_router = None
+        if "low" in self.pool.executors:
+            llms["all_low"] = self.llm(AllLowRouter())
+            request_router = _request_router(chosen)
+        if serve:
+            self._serve(chosen, llms, request_router)
+        # Assigning to a name that is there already keeps the baselines' order.
+        llms |= {router.name: chosen}
+        notes = () if request_router else (NO_LOW_NOTE,)
+        return Systems(chosen=router.name, llms=llms, request_router=request_router, notes=notes)
+
+    def _serve(
+        self, chosen: LLM, llms: dict[str, LLM], request_router: RequestLevelRouter | None
+    ) -> None:
+        """Adds the systems that differ only while serving, and warms all of them up."""
+        with progress("warm-up", 5 if request_router else 3) as advance:
+            share = run_requests(chosen, self.requests).high_frac
+            advance(chosen.router.name)
+            if request_router is not None and request_router is not chosen.router:
+                request_router.set_target(share)
+                calibrate_on_requests(request_router, chosen.token_types, self.requests)
+                llms["request_level"] = self.llm(request_router)
+            llms["static_batch"] = self.llm(
+                AllHighRouter(), replace(self.options, scheduler="static_batch")
+            )
+            short = [
+                replace(r, params=replace(r.params, max_tokens=WARM_UP_TOKENS))
+                for r in self.requests
+            ]
+            for name, llm in llms.items():
+                if name != chosen.router.name:
+                    run_requests(llm, short)
+                advance(name)
+
+
+def _request_router(chosen: LLM) -> RequestLevelRouter:
+    """A router for whole requests that asks the chosen router which tokens are in need, the rule router if it can't."""
+    router = chosen.router
+    if isinstance(router, RequestLevelRouter):
+        return router
+    decides = router.level == "token" and {"high", "low"} <= set(chosen.engine.stats.route_names)
+    return RequestLevelRouter(inner=router if decides else RuleRouter())
+
+
+def calibrate_on_requests(
+    router: RequestLevelRouter, types: TokenTypeTable, requests: Sequence[RequestSpec]
+) -> None:
+    """Set the threshold on exactly these requests, weighted by prompt and output tokens."""
+    shares = prompt_shares(router, types, [request.prompt_ids for request in requests])
+    router.calibrate_requests(
+        shares, [len(r.prompt_ids) + (r.params.max_tokens or 0) for r in requests]
+    )
+
+
+def prompt_shares(
+    router: RequestLevelRouter, types: TokenTypeTable, prompts: Sequence[Sequence[int]]
+) -> list[float]:
+    """Per prompt the share of its tokens that the router's inner token router would send high."""
+    extractor = FeatureExtractor(router.features, types)
+    return [router.prompt_shares(extractor.extract(sequence_batch(ids)))[0] for ids in prompts]
+
+
+def calibration_passages(
+    requests: Sequence[RequestSpec], text_ids: Sequence[int], *, seed: int
+) -> list[list[int]]:
+    """Passages of a text, drawn at random, as long as the requests with their outputs; at least 12,288 tokens."""
+    draw = random.Random(f"calibration {seed}")
+    lengths = itertools.cycle([len(r.prompt_ids) + (r.params.max_tokens or 0) for r in requests])
+    passages: list[list[int]] = []
+    while sum(map(len, passages)) < CALIBRATION_TOKENS:
+        length = min(next(lengths), len(text_ids))
+        start = draw.randrange(len(text_ids) - length + 1)
+        passages.append(list(text_ids[start : start + length]))
+    return passages

@@ -1,0 +1,195 @@
+"""Throughput and latency of several systems on the same requests, interleaved so that drift hits all equally."""
+
+import copy
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenrouter import LLM
+from tokenrouter.engine import EngineStats
+from tokenrouter.evaluation.progress import progress
+from tokenrouter.evaluation.shares import high_work
+from tokenrouter.outputs import RequestMetrics, RequestOutput
+from tokenrouter.telemetry import Spread, percentiles, spread
+from tokenrouter.workloads import RequestSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Repeat:
+    """One pass of one system over all requests.
+
+    Attributes:
+        wall_s: from the first request's arrival to the last token.
+        outputs: final outputs in the order of the requests.
+        stats: the engine's counters of this pass.
+        steps: one row per engine step, for steps.jsonl.
+        high_frac: share of the work (tokens times layers) on the executor "high".
+    """
+
+    wall_s: float
+    outputs: tuple[RequestOutput, ...]
+    stats: EngineStats
+    steps: tuple[dict[str, Any], ...]
+    high_frac: float
+
+    @property
+    def output_tokens(self) -> int:
+        """Generated tokens."""
+        return sum(len(c.token_ids) for output in self.outputs for c in output.outputs)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens."""
+        return sum(len(output.prompt_token_ids) for output in self.outputs)
+
+    @property
+    def requests(self) -> list[tuple[RequestMetrics, int]]:
+        """Times and number of output tokens of every completion."""
+        completions = [c for output in self.outputs for c in output.outputs]
+        return [(c.metrics, len(c.token_ids)) for c in completions if c.metrics is not None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Throughput:
+    """All passes of one system."""
+
+    repeats: tuple[Repeat, ...]
+
+    @property
+    def output_tok_s(self) -> Spread:
+        """Generated tokens per second."""
+        return spread([r.output_tokens / r.wall_s for r in self.repeats])
+
+    @property
+    def total_tok_s(self) -> Spread:
+        """Prompt and generated tokens per second."""
+        return spread([(r.prompt_tokens + r.output_tokens) / r.wall_s for r in self.repeats])
+
+    @property
+    def requests_s(self) -> Spread:
+        """Requests per second."""
+        return spread([len(r.outputs) / r.wall_s for r in self.repeats])
+
+    @property
+    def high_frac(self) -> float:
+        """Share of the work on the executor "high", mean over passes."""
+        return sum(r.high_frac for r in self.repeats) / len(self.repeats)
+
+    @property
+    def peak_live_slots(self) -> int:
+        """Most KV slots in use at once."""
+        return max(r.stats.peak_live_slots for r in self.repeats)
+
+    def latency(self) -> dict[str, dict[str, float] | None]:
+        """TTFT, TPOT, ITL, end-to-end and queue times in ms, over the requests of all passes."""
+        requests = [pair for repeat in self.repeats for pair in repeat.requests]
+        times = [m for m, _ in requests]
+        gaps = [zip(m.token_times_s[1:], m.token_times_s[:-1], strict=True) for m in times]
+        return {
+            "ttft_ms": percentiles(1e3 * (m.first_token_s - m.arrival_s) for m in times),
+            "tpot_ms": percentiles(
+                1e3 * (m.finished_s - m.first_token_s) / (n - 1) for m, n in requests if n > 1
+            ),
+            "itl_ms": percentiles(
+                1e3 * (later - earlier) for gap in gaps for later, earlier in gap
+            ),
+            "e2e_ms": percentiles(1e3 * (m.finished_s - m.arrival_s) for m in times),
+            "queue_ms": percentiles(1e3 * m.queue_s for m in times),
+        }
+
+
+def measure_throughput(
+    systems: Mapping[str, LLM],
+    requests: Sequence[RequestSpec],
+    *,
+    num_repeats: int,
+    title: str = "throughput",
+) -> dict[str, Throughput]:
+    """Run every system ``num_repeats`` times over the requests: A B C, A B C, ... The caller has warmed them up."""
+    if num_repeats < 1:
+        raise ValueError(f"evaluation.num_repeats must be at least 1, got {num_repeats}")
+    passes: dict[str, list[Repeat]] = {name: [] for name in systems}
+    with progress(title, num_repeats * len(systems)) as advance:
+        for _ in range(num_repeats):
+            for name, llm in systems.items():
+                passes[name].append(run_requests(llm, requests))
+                advance(name)
+    return {name: Throughput(repeats=tuple(repeats)) for name, repeats in passes.items()}
+
+
+def run_requests(llm: LLM, requests: Sequence[RequestSpec]) -> Repeat:
+    """One pass: requests arrive at their times, the engine steps until all are done.
+
+    Raises:
+        ValueError: the engine refused a request.
+    """
+    engine = llm.engine
+    engine.stats.reset()
+    waiting = sorted(enumerate(requests), key=lambda item: item[1].arrival_s, reverse=True)
+    finished: dict[str, RequestOutput] = {}
+    steps: list[dict[str, Any]] = []
+    start = time.perf_counter()
+    while waiting or engine.has_unfinished():
+        while waiting and start + waiting[-1][1].arrival_s <= time.perf_counter():
+            index, request = waiting.pop()
+            engine.add_request(str(index), list(request.prompt_ids), request.params, stream=False)
+        if engine.has_unfinished():
+            finished |= {output.request_id: output for output in engine.step() if output.finished}
+            steps.append(_cumulative(engine.stats, time.perf_counter() - start))
+        else:
+            time.sleep(max(0.0, start + waiting[-1][1].arrival_s - time.perf_counter()))
+    wall_s = time.perf_counter() - start
+    outputs = tuple(finished[str(index)] for index in range(len(requests)))
+    refused = [output for output in outputs if output.error]
+    if refused:
+        raise ValueError(
+            f"request {refused[0].request_id} of the workload was refused: {refused[0].error}"
+        )
+    return make_repeat(llm, outputs, wall_s, _per_step(steps))
+
+
+def make_repeat(
+    llm: LLM,
+    outputs: tuple[RequestOutput, ...],
+    wall_s: float,
+    steps: tuple[dict[str, Any], ...] = (),
+) -> Repeat:
+    """A pass that has just ended, with the engine's counters since its last reset."""
+    high, executed = high_work(llm)
+    return Repeat(
+        wall_s=wall_s,
+        outputs=outputs,
+        stats=copy.deepcopy(llm.engine.stats),
+        steps=steps,
+        high_frac=high / executed,
+    )
+
+
+_COUNTERS = (
+    "prefill_tokens",
+    "decode_tokens",
+    "output_tokens",
+    "decided_tokens",
+    "num_preemptions",
+)
+_TIMES = ("step_s", "schedule_s", "router_s", "executor_s", "sampler_s")
+
+
+def _cumulative(stats: EngineStats, end_s: float) -> dict[str, Any]:
+    return {"end_s": end_s} | {name: getattr(stats, name) for name in (*_COUNTERS, *_TIMES)}
+
+
+def _per_step(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Differences of cumulative rows; times in ms."""
+    result = []
+    before: dict[str, Any] = dict.fromkeys((*_COUNTERS, *_TIMES), 0)
+    for step, row in enumerate(rows):
+        counts = {name: row[name] - before[name] for name in _COUNTERS}
+        times = {
+            name.removesuffix("_s") + "_ms": round(1e3 * (row[name] - before[name]), 4)
+            for name in _TIMES
+        }
+        result.append({"step": step, "end_ms": round(1e3 * row["end_s"], 4)} | counts | times)
+        before = row
+    return tuple(result)

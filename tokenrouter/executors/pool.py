@@ -1,0 +1,64 @@
+"""A pool: the executors that routes name (``high``, ``low``), built once per model."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenrouter.executors.base import Executor
+from tokenrouter.executors.full import FullExecutor
+from tokenrouter.executors.int8 import Int8Executor
+from tokenrouter.kernels import KernelSet, select
+from tokenrouter.models import LoadedModel
+
+ExecutorFactory = Callable[[LoadedModel, KernelSet], Executor]
+LmHead = Literal["high", "low"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolSpec:
+    """Which executor each path of a pool uses, and whose lm_head the tokens of the low path use.
+
+    A path is an Executor class, or anything that makes one of ``(model, kernels)`` (in a config: ``_target_`` with
+    ``_partial_: true``). Without ``low``, tokens that ask for it run high.
+    """
+
+    high: ExecutorFactory = FullExecutor
+    low: ExecutorFactory | None = None
+    lm_head: LmHead = "high"
+
+    def __post_init__(self) -> None:
+        if self.lm_head not in ("high", "low"):
+            raise ValueError(f"executor.lm_head={self.lm_head!r} must be high or low")
+        if self.lm_head == "low" and self.low is None:
+            raise ValueError("executor.lm_head=low has no effect without a low executor; set executor=int8")
+
+
+POOLS: dict[str, PoolSpec] = {"full": PoolSpec(), "int8": PoolSpec(low=Int8Executor)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExecutorPool:
+    """Executors by path name, and the path whose lm_head low tokens use. May be shared by several engines."""
+
+    executors: Mapping[str, Executor]
+    lm_head: LmHead
+    kernels: KernelSet
+
+    @property
+    def description(self) -> str:
+        """For tables: ``high=full, low=int8, lm_head=high``."""
+        paths = [f"{path}={executor.name}" for path, executor in self.executors.items()]
+        return ", ".join([*paths, f"lm_head={self.lm_head}"])
+
+
+def build_pool(spec: PoolSpec | str, model: LoadedModel, *, kernels: KernelSet | None = None) -> ExecutorPool:
+    """Builds the executors of ``spec`` (a PoolSpec, or the name of one in ``POOLS``) for ``model``."""
+    if isinstance(spec, str):
+        if spec not in POOLS:
+            raise ValueError(f"unknown executor pool {spec!r}; choose one of: {', '.join(POOLS)}")
+        spec = POOLS[spec]
+    kernels = kernels or select()
+    executors = {"high": spec.high(model, kernels)}
+    if spec.low is not None:
+        executors["low"] = spec.low(model, kernels)
+    return ExecutorPool(executors=executors, lm_head=spec.lm_head, kernels=kernels)

@@ -1,0 +1,56 @@
+"""The contract of a feature.
+
+A feature is one small function from the step's tokens (and the vocabulary's token types) to one
+float32 number per token. It is causal: a token's value depends on its own request up to and
+including that token, on the request's prompt length and on the phase, never on the batch, the chunk
+or a later token.
+
+Shape letters: T tokens in a step.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from tokenrouter.features.token_types import TokenTypeTable
+from tokenrouter.types import Phase, TokenBatch
+
+FeatureFn = Callable[[TokenBatch, TokenTypeTable], Tensor]
+Dependency = Literal[
+    "tokens", "prompt_length", "prompt", "phase", "logits", "history", "load", "random"
+]
+"""What a feature or a router's answer may depend on, beyond its options.
+
+- ``tokens``: the request's ids up to this token; a draw hashed from them counts as tokens.
+- ``prompt_length``: how long the request's prompt is.
+- ``prompt``: all ids of the prompt, later ones too.
+- ``phase``: prefill or decode.
+- ``logits``: those of the previous token.
+- ``history``: earlier decisions or attention statistics.
+- ``load``: the engine's queues and pool.
+- ``random``: draws that are not hashed from the tokens.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeatureSpec:
+    """One feature: its name, what its values mean, and the function that computes it.
+
+    Attributes:
+        name: how a router asks for it.
+        low, high: the range of its values, both ends included; infinite where it has no bound.
+        phases: the phases in which it exists; it is refused elsewhere, never filled with zeros.
+        depends_on: what the value is computed from.
+        description: one line.
+        compute: ``TokenBatch``, ``TokenTypeTable`` -> float32 [T] on the batch's device.
+    """
+
+    name: str
+    low: float
+    high: float
+    phases: frozenset[Phase] = frozenset(Phase)
+    depends_on: frozenset[Dependency]
+    description: str
+    compute: FeatureFn

@@ -1,0 +1,61 @@
+"""The hot operators, one folder each, behind one signature: ``reference.py`` is torch and defines the result.
+
+``select`` returns the operators as one value that is handed to executors and decoder; nothing is chosen globally.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tokenrouter.kernels.attention import reference as attention
+from tokenrouter.kernels.attention.reference import AttentionPlan
+from tokenrouter.kernels.int8_matmul import reference as int8_matmul
+from tokenrouter.kernels.int8_matmul.reference import PackedInt8
+from tokenrouter.kernels.matmul import reference as matmul
+from tokenrouter.kernels.matmul.reference import PackedMatmul
+from tokenrouter.kernels.quantize_rows import reference as quantize_rows
+from tokenrouter.kernels.quantize_rows.reference import QuantizedRows
+from tokenrouter.kernels.rms_norm import reference as rms_norm
+from tokenrouter.kernels.rope_store_kv import reference as rope_store_kv
+from tokenrouter.kernels.silu_mul import reference as silu_mul
+
+__all__ = ["AttentionPlan", "KernelSet", "PackedInt8", "PackedMatmul", "QuantizedRows", "select"]
+
+BACKENDS = ("auto", "reference")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelSet:
+    """One backend's operators. Signatures and shapes are documented at each ``kernels/<op>/reference.py``."""
+
+    name: str
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    pack_matmul: Callable[[Tensor, Tensor | None], PackedMatmul]
+    matmul: Callable[[Tensor, PackedMatmul], Tensor]
+    quantize_rows: Callable[[Tensor], QuantizedRows]
+    pack_int8: Callable[[Tensor, Tensor | None], PackedInt8]
+    int8_matmul: Callable[[QuantizedRows, PackedInt8], Tensor]
+    silu_mul: Callable[[Tensor], Tensor]
+    rope_store_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    plan_attention: Callable[..., AttentionPlan]
+    attention: Callable[[Tensor, Tensor, AttentionPlan], Tensor]
+
+
+def select(backend: str = "auto") -> KernelSet:
+    """The operators of ``backend``; raises ValueError with the choices for an unknown one."""
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown kernel backend {backend!r}; choose one of: {', '.join(BACKENDS)}")
+    return KernelSet(
+        name="reference",
+        rms_norm=rms_norm.rms_norm,
+        pack_matmul=matmul.pack,
+        matmul=matmul.matmul,
+        quantize_rows=quantize_rows.quantize_rows,
+        pack_int8=int8_matmul.pack,
+        int8_matmul=int8_matmul.int8_matmul,
+        silu_mul=silu_mul.silu_mul,
+        rope_store_kv=rope_store_kv.rope_store_kv,
+        plan_attention=attention.plan,
+        attention=attention.run,
+    )

@@ -1,0 +1,156 @@
+"""Attention over token-granular slots: planned once per step, run once per layer (FlashInfer's plan and run).
+
+Q queries of one request, K its visible entries, B requests of a decode group, H query heads, G key heads, D head size,
+S slots, P = 2 G (key heads, then value heads).
+
+torch's ``scaled_dot_product_attention`` does the work. A request whose slots lie in a row is read in place. Other
+requests are gathered; decode queries of similar length share one gather and one call, padded with the null slot, so
+content of slots that are not the request's own is never read.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tokenrouter.types import AttentionSpan
+
+IN_PLACE_MIN_KEYS = 192  # below this a batched gather beats a call per request
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Call:
+    """One ``scaled_dot_product_attention`` call: B requests with Q queries and K keys each.
+
+    ``slots`` is an int64 tensor ``[B * K]`` or a slice of the arena; ``mask`` broadcasts to ``[B, 1, Q, K]``, True
+    where a key is visible.
+    """
+
+    rows: Tensor | slice
+    slots: Tensor | slice
+    batch: int
+    mask: Tensor | None
+    causal: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionPlan:
+    """The calls that cover every query of a forward once."""
+
+    calls: tuple[_Call, ...]
+    scale: float
+
+
+def plan(spans: Sequence[AttentionSpan], *, null_slot: int, scale: float, window: int | None = None) -> AttentionPlan:
+    """Groups ``spans`` into calls.
+
+    Args:
+        spans: the requests of a forward; their query rows are disjoint.
+        null_slot: a slot whose entry is zero and stays so, for padding.
+        scale: softmax scale.
+        window: a query sees only keys with ``query - key < window``; None: all earlier keys.
+    """
+    calls: list[_Call] = []
+    batched: list[AttentionSpan] = []
+    for span in spans:
+        num_keys = span.slots_K.shape[0]
+        if len(span.query_index_Q) == 1 and (span.first_slot < 0 or num_keys < IN_PLACE_MIN_KEYS):
+            batched.append(span)
+        else:
+            calls.append(_single(span, window))
+    batched.sort(key=lambda span: span.slots_K.shape[0])
+    start = 0
+    for end in range(1, len(batched) + 1):
+        # A group ends where padding its shortest member to the next length would double its cost.
+        if end == len(batched) or batched[end].slots_K.shape[0] > 2 * batched[start].slots_K.shape[0] + 32:
+            calls.append(_decode_group(batched[start:end], null_slot, window))
+            start = end
+    return AttentionPlan(calls=tuple(calls), scale=scale)
+
+
+def _rows(index_Q: Tensor) -> Tensor | slice:
+    first, last = int(index_Q[0]), int(index_Q[-1])
+    consecutive = last - first + 1 == len(index_Q) and bool((index_Q.diff() == 1).all())
+    return slice(first, last + 1) if consecutive else index_Q
+
+
+def _single(span: AttentionSpan, window: int | None) -> _Call:
+    num_queries, num_keys = span.query_index_Q.shape[0], span.slots_K.shape[0]
+    in_place = span.first_slot >= 0
+    causal = num_queries == num_keys and span.query_start == 0 and window is None
+    mask = None if causal else _mask(span, window)
+    return _Call(
+        rows=_rows(span.query_index_Q),
+        slots=slice(span.first_slot, span.first_slot + num_keys) if in_place else span.slots_K,
+        batch=1,
+        mask=mask,
+        causal=causal,
+    )
+
+
+def _mask(span: AttentionSpan, window: int | None) -> Tensor | None:
+    """Visible keys per query ``[Q, K]``, or None when every key is visible to every query."""
+    num_queries, num_keys = span.query_index_Q.shape[0], span.slots_K.shape[0]
+    if num_queries == 1 and (window is None or span.query_start < window):
+        return None
+    device = span.slots_K.device
+    key_K = torch.arange(num_keys, device=device) if span.key_positions_K is None else span.key_positions_K
+    query_Q1 = torch.arange(span.query_start, span.query_start + num_queries, device=device)[:, None]
+    mask = key_K <= query_Q1
+    return mask if window is None else mask & (query_Q1 - key_K < window)
+
+
+def _decode_group(group: Sequence[AttentionSpan], null_slot: int, window: int | None) -> _Call:
+    lengths = [span.slots_K.shape[0] for span in group]
+    slots_BK = torch.nn.utils.rnn.pad_sequence(
+        [span.slots_K for span in group], batch_first=True, padding_value=float(null_slot)
+    )
+    masks = [_mask(span, window) for span in group]
+    mask_BK = None
+    if min(lengths) < max(lengths) or any(mask is not None for mask in masks):
+        device = slots_BK.device
+        mask_BK = torch.arange(max(lengths), device=device) < torch.tensor(lengths, device=device)[:, None]
+        for row, mask in enumerate(masks):
+            if mask is not None:
+                mask_BK[row, : lengths[row]] &= mask[0]
+        mask_BK = mask_BK[:, None, None, :]
+    index_B = torch.cat([span.query_index_Q for span in group])
+    return _Call(rows=_rows(index_B), slots=slots_BK.flatten(), batch=len(group), mask=mask_BK, causal=False)
+
+
+def run(q_THD: Tensor, kv_SPD: Tensor, plan: AttentionPlan) -> Tensor:
+    """Attention of every query over its request's entries.
+
+    Args:
+        q_THD: rotated queries, any float dtype (strided is fine).
+        kv_SPD: one layer of the arena, same dtype.
+        plan: what ``plan`` returned for this forward.
+
+    Returns:
+        A new ``[T, H * D]`` tensor of the same dtype.
+    """
+    num_tokens, num_heads, head_dim = q_THD.shape
+    num_kv_heads = kv_SPD.shape[1] // 2
+    kv_SX = kv_SPD.flatten(1)
+    out_THD = q_THD.new_empty(q_THD.shape)
+    for call in plan.calls:
+        kv_NX = kv_SX[call.slots] if isinstance(call.slots, slice) else kv_SX.index_select(0, call.slots)
+        kv_BPKD = kv_NX.view(call.batch, -1, 2 * num_kv_heads, head_dim).transpose(1, 2)
+        q_NHD = q_THD[call.rows] if isinstance(call.rows, slice) else q_THD.index_select(0, call.rows)
+        result_BHQD = F.scaled_dot_product_attention(
+            q_NHD.view(call.batch, -1, num_heads, head_dim).transpose(1, 2),
+            kv_BPKD[:, :num_kv_heads],
+            kv_BPKD[:, num_kv_heads:],
+            attn_mask=call.mask,
+            is_causal=call.causal,
+            scale=plan.scale,
+            enable_gqa=num_kv_heads != num_heads,
+        )
+        result_NHD = result_BHQD.transpose(1, 2).reshape(-1, num_heads, head_dim)
+        if isinstance(call.rows, slice):
+            out_THD[call.rows] = result_NHD
+        else:
+            out_THD.index_copy_(0, call.rows, result_NHD)
+    return out_THD.view(num_tokens, num_heads * head_dim)

@@ -1,0 +1,51 @@
+"""Dense product with weights packed once: ``x @ weight.T + bias`` in the weight's dtype.
+
+T rows, K inputs, N outputs. On x86 with oneDNN, bfloat16 and float16 weights are reordered once into oneDNN's blocked
+layout: an unpacked bfloat16 ``F.linear`` reorders them at every call, which costs more than the product at few rows.
+Plain float32 stays with ``F.linear``, which is as fast or faster there.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedMatmul:
+    """Weights in the layout that ``matmul`` reads.
+
+    Attributes:
+        weight: ``[N, K]``, or oneDNN's opaque tensor of the same logical shape when ``blocked``.
+        bias_N: same dtype as the weight, or None.
+        blocked: which of the two.
+    """
+
+    weight: Tensor
+    bias_N: Tensor | None
+    blocked: bool
+
+
+def _can_block(weight_NK: Tensor) -> bool:
+    if weight_NK.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if weight_NK.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight_NK.dtype == torch.float16 and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+def pack(weight_NK: Tensor, bias_N: Tensor | None) -> PackedMatmul:
+    """Packs ``weight_NK`` (any float dtype) for ``matmul``; the original is not modified."""
+    if _can_block(weight_NK):
+        blocked = torch.ops.mkldnn._reorder_linear_weight(weight_NK.contiguous(), None)
+        return PackedMatmul(weight=blocked, bias_N=bias_N, blocked=True)
+    return PackedMatmul(weight=weight_NK.contiguous(), bias_N=bias_N, blocked=False)
+
+
+def matmul(x_TK: Tensor, packed: PackedMatmul) -> Tensor:
+    """``x_TK`` (the weight's dtype) times the packed weight: a new ``[T, N]`` tensor of the same dtype."""
+    if packed.blocked:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(x_TK, packed.weight, packed.bias_N, "none", [], "")
+        return result
+    return F.linear(x_TK, packed.weight, packed.bias_N)

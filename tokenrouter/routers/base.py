@@ -1,0 +1,113 @@
+"""LEVEL 1: the contract of a router.
+
+A router says which route each token takes. It sees features, ids, positions, rows, phases and
+prefix hashes (``RouteInput``). It never sees weights, hidden states, KV entries, an executor or a
+later token.
+
+Shape letters: T tokens in a step.
+"""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from tokenrouter.features import feature_specs
+from tokenrouter.features.base import Dependency
+from tokenrouter.types import Phase, Route, RouteInput, RouteTable, RoutingDecision, StepFeedback
+
+Level = Literal["token", "request"]
+DecisionPoint = Literal["pre_forward"]
+HIGH, LOW = 0, 1
+"""Indices into the default RouteTable."""
+
+
+class Router(ABC):
+    """Decides a route per token; its answer for a token is a function of that token's own request.
+
+    What must hold (``tests/contracts/test_routers.py`` checks it for every config of the group):
+
+    - deterministic: the same input gives the same decision, in this process or another;
+    - causal: nothing from later tokens. How long the prompt is may be used, and is declared;
+    - independent of the company: the same answer in any batch, chunk and order of the tokens;
+    - no tokens in, no tokens out; routes index the table of ``routes()``, reasons ``reasons``;
+    - ``version`` changes whenever the answer could: with the options and with calibration.
+
+    A router of level ``request`` is the exception to the second and third: it is asked once per
+    request with the whole prompt, and its answer for the first token holds for every token of the
+    request, generated ones too.
+
+    A router must not modify its input, and may keep state from ``observe`` only where
+    ``depends_on`` says ``load`` or ``history``. Its constructor names every option, so that a
+    misspelt one is refused.
+
+    Attributes:
+        name: what the router is called in configs, tables and logs.
+        level: ``token`` or ``request``.
+        decision_point: when it is asked. ``pre_forward``: before the token's forward.
+        phases: the phases whose tokens it can decide.
+        features: the features it needs, the columns of ``RouteInput.values_TF`` in this order.
+    """
+
+    name: ClassVar[str]
+    level: ClassVar[Level] = "token"
+    decision_point: ClassVar[DecisionPoint] = "pre_forward"
+    phases: ClassVar[frozenset[Phase]] = frozenset(Phase)
+    features: tuple[str, ...] = ()
+
+    @property
+    @abstractmethod
+    def options(self) -> dict[str, object]:
+        """Everything besides the tokens that the answer depends on, thresholds too; JSON-able."""
+
+    @abstractmethod
+    def route(self, inputs: RouteInput) -> RoutingDecision:
+        """Decides every token of ``inputs``.
+
+        Args:
+            inputs: T tokens, possibly none, of several requests; ``inputs.names == self.features``.
+
+        Returns:
+            One route, score and reason per token, on the input's device.
+
+        Raises:
+            ValueError: a feature is missing, or the router has a budget and was not calibrated.
+        """
+
+    @property
+    def version(self) -> str:
+        """Name and a short hash of ``options``: part of the key of whatever stores decisions."""
+        text = json.dumps([self.name, self.options], sort_keys=True)
+        return f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+    @property
+    def depends_on(self) -> frozenset[Dependency]:
+        """What the answer is computed from; by default the union over ``features``."""
+        specs = feature_specs(self.features)
+        return frozenset[Dependency]().union(*(spec.depends_on for spec in specs))
+
+    def routes(self, num_layers: int) -> RouteTable:
+        """The routes to choose from; by default ``high`` and ``low``, on the executors so named."""
+        names = ("high", "low")
+        return RouteTable(routes=tuple(Route.uniform(name, name, num_layers) for name in names))
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether ``route`` would raise until ``calibrate`` was called."""
+        return False
+
+    def calibrate(self, inputs: Sequence[RouteInput]) -> None:
+        """Sets thresholds so that a budget holds on tokens like these; nothing without a budget.
+
+        Args:
+            inputs: typical tokens of the phases that will be decided, as ``route`` sees them; a
+                router of level ``request`` takes whole requests, told apart by ``row_T`` within one
+                input.
+
+        Raises:
+            ValueError: too few tokens for the budget.
+        """
+
+    def observe(self, feedback: StepFeedback) -> None:
+        """Hears what a step did; by default it does not matter."""

@@ -1,0 +1,1 @@
+"""One function per config in conf/task; the only importers of hydra and wandb."""

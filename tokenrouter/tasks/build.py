@@ -1,0 +1,78 @@
+"""From a composed config to the library's objects."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from tokenrouter import EngineOptions
+from tokenrouter.models import LoadedModel, load_model, tiny_random
+from tokenrouter.workloads import RequestSpec, text_hash
+
+
+def pretrained(
+    name: str,
+    dtype: str = "bfloat16",
+    gguf_file: str | None = None,
+    max_model_len: int | None = None,
+) -> LoadedModel:
+    """Target of conf/model: a checkpoint by hub name, folder, GGUF file or package."""
+    return load_model(name, dtype=dtype, gguf_file=gguf_file, max_model_len=max_model_len)
+
+
+def tiny(name: str, dtype: str = "float32") -> LoadedModel:
+    """Target of conf/model/tiny_random: ``name`` is a model family."""
+    return tiny_random(name, dtype=dtype)
+
+
+def load(cfg: DictConfig, dtype: str | None = None) -> LoadedModel:
+    """The model of conf/model, in its own dtype or another."""
+    model: LoadedModel = instantiate(cfg.model, dtype=dtype or cfg.model.dtype)
+    return model
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    """The text that is evaluated and that prompts are cut from."""
+
+    name: str
+    ids: list[int]
+    hash: str
+
+
+def load_text(cfg: DictConfig, tokenizer: Any) -> Text:
+    """Read the documents of conf/data and encode them in one piece."""
+    source = instantiate(cfg.data)
+    documents = source.documents()
+    ids = encoder(tokenizer)("\n\n".join(documents))
+    return Text(name=source.name, ids=ids, hash=text_hash(documents))
+
+
+def encoder(tokenizer: Any) -> Callable[[str], list[int]]:
+    """Text to ids without special tokens."""
+    return lambda text: list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def load_requests(cfg: DictConfig, tokenizer: Any, text: Text) -> list[RequestSpec]:
+    """The requests of conf/workload."""
+    requests: list[RequestSpec] = instantiate(cfg.workload).requests(encoder(tokenizer), text.ids)
+    return requests
+
+
+def engine_options(cfg: DictConfig) -> EngineOptions:
+    """conf/scheduler and conf/kvcache as the engine takes them; keys are spelt out so that a misspelt one is refused."""
+    scheduler = cfg.scheduler
+    return EngineOptions(
+        scheduler=scheduler.policy,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        static_batch_size=scheduler.static_batch_size,
+        dispatch=scheduler.dispatch,
+        min_batch=scheduler.min_batch,
+        max_wait_steps=scheduler.max_wait_steps,
+        num_kv_slots=cfg.kvcache.num_slots,
+        seed=cfg.seed,
+        log_decisions=cfg.log_decisions,
+    )

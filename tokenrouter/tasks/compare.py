@@ -1,0 +1,196 @@
+"""Runs the baselines and the chosen router on the same requests and windows, and reports what was measured."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from tokenrouter import LLM
+from tokenrouter.evaluation import plots
+from tokenrouter.evaluation.quality import (
+    Quality,
+    QualityReport,
+    QualitySettings,
+    measure_quality,
+    request_level_quality,
+)
+from tokenrouter.evaluation.rows import SystemRow, make_row
+from tokenrouter.evaluation.shares import route_shares
+from tokenrouter.evaluation.systems import (
+    Systems,
+    SystemsBuilder,
+    calibration_passages,
+    prompt_shares,
+)
+from tokenrouter.evaluation.throughput import Throughput, measure_throughput, run_requests
+from tokenrouter.executors import build_pool
+from tokenrouter.models import LoadedModel
+from tokenrouter.tasks import build, report
+from tokenrouter.tasks.common import Job
+from tokenrouter.telemetry import DecisionLog, collect_provenance, write_decisions
+from tokenrouter.workloads import RequestSpec, windows
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """Everything that is built before anything is measured."""
+
+    text: build.Text
+    requests: list[RequestSpec]
+    builder: SystemsBuilder
+    systems: Systems
+    reference: LoadedModel | None
+
+
+def compare(job: Job, *, serve: bool, score: bool) -> None:
+    """Measure throughput (``serve``) and quality (``score``) of all systems; write metrics, table and plots."""
+    cfg = job.cfg
+    setup = prepare(cfg, serve=serve, score=score)
+    systems = setup.systems
+    provenance = collect_provenance(
+        seed=cfg.seed,
+        model=cfg.model.name,
+        model_hash=setup.builder.model.model_hash,
+        extra={
+            "text": setup.text.name,
+            "text_hash": setup.text.hash,
+            "executors": setup.builder.pool.description,
+        },
+    )
+    job.folder.write_json("provenance.json", provenance.as_dict())
+    served: dict[str, Throughput] = {}
+    if serve:
+        served = measure_throughput(
+            systems.llms, setup.requests, num_repeats=cfg.evaluation.num_repeats
+        )
+    scored = measure(cfg, setup) if score else None
+    rows = make_rows(systems, served, scored)
+    if cfg.log_decisions:
+        log_decisions(setup, job.folder.path / "decisions.parquet")
+    if served:
+        job.folder.write_steps(served[systems.chosen].repeats[-1].steps)
+    notes = report.notes(cfg, setup, served, scored, provenance)
+    table = report.write_tables(job.folder, rows.values(), notes)
+    drawn = draw(job.folder.path, rows, systems, served, caption=" \n".join(notes[-2:]))
+    job.finish(report.build_metrics(systems, rows, served, scored), drawn)
+    print(f"\n{table}")
+
+
+def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
+    """Load model and text, build pool, requests and systems."""
+    log.info("loading %s", cfg.model.name)
+    reference = None
+    if score:
+        reference = build.load(cfg, dtype=cfg.evaluation.reference_dtype)
+        model = reference.astype(cfg.model.dtype)
+    else:
+        model = build.load(cfg)
+    text = build.load_text(cfg, model.tokenizer)
+    requests = build.load_requests(cfg, model.tokenizer, text)
+    builder = SystemsBuilder(
+        model=model,
+        pool=build_pool(instantiate(cfg.executor), model),
+        options=build.engine_options(cfg),
+        requests=requests,
+        calibration_ids=calibration_passages(requests, text.ids, seed=cfg.seed),
+    )
+    systems = builder.build(instantiate(cfg.router), serve=serve)
+    return Setup(
+        text=text, requests=requests, builder=builder, systems=systems, reference=reference
+    )
+
+
+def measure(cfg: DictConfig, setup: Setup) -> QualityReport:
+    """Quality of every system; request_level's and static_batch's follow from all_high's and all_low's."""
+    settings = QualitySettings(
+        window_tokens=cfg.evaluation.window_tokens,
+        num_windows=cfg.evaluation.num_windows,
+        decode_tokens=cfg.evaluation.decode_tokens,
+        decode_windows=cfg.evaluation.decode_windows,
+    )
+    systems = setup.systems
+    assert setup.reference is not None
+    reference = LLM(setup.reference, options=replace(setup.builder.options, dispatch="mixed"))
+    texts = windows(setup.text.ids, settings.window_tokens, settings.num_windows)
+    derived = ("request_level", "static_batch")
+    llms = {name: llm for name, llm in systems.llms.items() if name not in derived}
+    measured = measure_quality(reference, llms, texts, settings)
+    qualities: dict[str, Quality] = dict(measured.systems)
+    router = systems.request_router
+    if router is not None:
+        target = (
+            router.high_frac
+            if systems.chosen == router.name
+            else qualities[systems.chosen].high_frac
+        )
+        assert target is not None
+        shares = prompt_shares(router, systems.chosen_llm.token_types, texts)
+        qualities[router.name] = request_level_quality(
+            qualities["all_high"], qualities["all_low"], shares, target
+        )
+    if "static_batch" in systems.llms:
+        qualities["static_batch"] = qualities["all_high"]
+    return replace(measured, systems=qualities)
+
+
+def make_rows(
+    systems: Systems, served: Mapping[str, Throughput], scored: QualityReport | None
+) -> dict[str, SystemRow]:
+    """One row per system, baselines first, the chosen router last unless it is a baseline."""
+    qualities = scored.systems if scored else {}
+    names = ["all_high", "all_low", "request_level", "static_batch", systems.chosen]
+    return {
+        name: make_row(
+            name,
+            chosen=name == systems.chosen,
+            throughput=served.get(name),
+            kv_bytes_per_slot=systems.chosen_llm.engine.kv_bytes_per_slot,
+            quality=qualities.get(name),
+            reference_ppl=scored.reference.ppl if scored else None,
+        )
+        for name in dict.fromkeys(names)
+        if name in systems.llms or name in qualities
+    }
+
+
+def draw(
+    folder: Path,
+    rows: Mapping[str, SystemRow],
+    systems: Systems,
+    served: Mapping[str, Throughput],
+    *,
+    caption: str,
+) -> list[Path]:
+    """The plots that the measurements allow."""
+    if not served:
+        return []
+    last, names = served[systems.chosen].repeats[-1], systems.chosen_llm.engine.stats.route_names
+    shares = route_shares(last.outputs, names, systems.chosen_llm.token_types)
+    drawn = [plots.plot_routes(shares, names, folder / "routes.png")]
+    if any(row.kl_mean_nats is not None for row in rows.values()):
+        drawn.insert(0, plots.plot_tradeoff(list(rows.values()), folder / "tradeoff.png", caption))
+    return drawn
+
+
+def log_decisions(setup: Setup, path: Path) -> None:
+    """One more pass of the chosen router over the requests, with the log on: measured passes are never slowed by it."""
+    builder = setup.builder
+    router = setup.systems.chosen_llm.router
+    llm = builder.llm(router, replace(builder.options, log_decisions=True))
+    run_requests(llm, setup.requests)
+    recorder = llm.engine.decisions
+    assert recorder is not None
+    decisions = DecisionLog(
+        blocks=recorder.blocks,
+        request_ids=recorder.request_ids,
+        route_names=llm.engine.stats.route_names,
+        reasons=recorder.reasons,
+        router=router.name,
+        router_version=router.version,
+    )
+    log.info("%d decisions in %s", write_decisions(path, decisions), path)

@@ -1,0 +1,74 @@
+"""Streams one completion to the terminal and says which routes its tokens took."""
+
+import time
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from tokenrouter import LLM, RequestOutput, SamplingParams
+from tokenrouter.evaluation.metrics import serving_sections, throughput_section
+from tokenrouter.evaluation.throughput import Repeat, Throughput, make_repeat
+from tokenrouter.executors import build_pool
+from tokenrouter.tasks import build
+from tokenrouter.tasks.common import Job
+from tokenrouter.telemetry import collect_provenance, peak_process_bytes
+
+
+def run(job: Job) -> None:
+    """``task=generate``."""
+    cfg = job.cfg
+    model = build.load(cfg)
+    llm = LLM(
+        model,
+        router=instantiate(cfg.router),
+        executors=build_pool(instantiate(cfg.executor), model),
+        options=build.engine_options(cfg),
+    )
+    extra = {"executors": llm.pool.description}
+    provenance = collect_provenance(
+        seed=cfg.seed, model=cfg.model.name, model_hash=model.model_hash, extra=extra
+    )
+    job.folder.write_json("provenance.json", provenance.as_dict())
+    done = _stream(llm, _prompt(llm, cfg), SamplingParams(**cfg.sampling))
+    completion = done.outputs[0].outputs[0]
+    job.folder.write_text("completion.txt", completion.text)
+    served = Throughput(repeats=(done,))
+    sections = serving_sections(llm, served.repeats)
+    _print_summary(done, sections["routes"], completion.finish_reason or "")
+    latency = {name: value for name, value in served.latency().items() if value is not None}
+    memory = {"peak_process_bytes": peak_process_bytes()}
+    throughput = throughput_section(served, {})
+    job.finish({"throughput": throughput, "latency": latency, "memory": memory} | sections)
+
+
+def _prompt(llm: LLM, cfg: DictConfig) -> str | list[int]:
+    """The prompt, as the user's message of a conversation where the model has a chat template."""
+    if cfg.chat and getattr(llm.tokenizer, "chat_template", None):
+        return llm.render_chat([{"role": "user", "content": str(cfg.prompt)}])[0]
+    return str(cfg.prompt)
+
+
+def _stream(llm: LLM, prompt: str | list[int], params: SamplingParams) -> Repeat:
+    """Prints the text as it comes; raises ValueError when the prompt is refused."""
+    llm.engine.stats.reset()
+    start = time.perf_counter()
+    last: RequestOutput | None = None
+    for last in llm.stream([prompt], params):
+        if last.error:
+            raise ValueError(last.error)
+        print(last.outputs[0].delta, end="", flush=True)
+    print()
+    assert last is not None
+    return make_repeat(llm, (last,), time.perf_counter() - start)
+
+
+def _print_summary(done: Repeat, routes: dict[str, dict[str, float]], reason: str) -> None:
+    shares = ", ".join(
+        f"{name} {100 * entry['token_frac']:.1f} % (prompt {100 * entry['prefill_token_frac']:.1f} %, "
+        f"output {100 * entry['decode_token_frac']:.1f} %)"
+        for name, entry in routes.items()
+    )
+    print(
+        f"\n[{done.prompt_tokens} tokens in, {done.output_tokens} out ({reason}), "
+        f"{done.output_tokens / done.wall_s:.1f} tok/s; routes: {shares}]"
+    )

