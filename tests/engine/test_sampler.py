@@ -62,6 +62,9 @@ def test_the_number_of_candidates_changes_no_draw(monkeypatch: pytest.MonkeyPatc
     logits_TV = torch.randn(20, 500, generator=torch.Generator().manual_seed(1))
     params = SamplingParams(seed=3, top_p=0.9)
     usual = draw_seeded(logits_TV, params)
+    assert draw_seeded(logits_TV, SamplingParams(seed=3, top_k=450)) == draw_seeded(
+        logits_TV, SamplingParams(seed=3)
+    )  # here no draw is among the 50 that are cut
     for width in (1, 30, 500):
         monkeypatch.setattr(sampler_module, "_FIRST_WIDTH", width)
         assert draw_seeded(logits_TV, params) == usual

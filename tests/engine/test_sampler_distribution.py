@@ -125,3 +125,11 @@ def test_kept_tokens_equal_the_reference(data: st.DataObject) -> None:
         found = candidates(scaled_RV, [params], width)
     kept = found.ids_RK[found.scaled_RK > -math.inf]
     assert sorted(kept.tolist()) == [i for i, p in enumerate(expected) if p > 0]
+
+
+def test_near_ties_at_a_low_temperature() -> None:
+    """Dividing first rounds the difference away: a unit of float32 is 1 at 1000 / 1e-4."""
+    logits = torch.tensor([1000.0, 1000.0 - 2**-14])
+    params, num = SamplingParams(temperature=1e-4), 20_000
+    expected = reference_probs(logits.tolist(), params)
+    assert draw_many(logits, params, num)[0] == pytest.approx(expected[0], abs=0.015)

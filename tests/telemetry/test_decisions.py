@@ -1,4 +1,4 @@
-"""Guards against decisions that come back under another name, request or type than they were logged with."""
+"""Guards against decisions that come back under another name, request or type."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Guards against half-written folders, overwritten runs, NaN in metrics.json and failures without a traceback."""
+"""Guards against overwritten runs, NaN in metrics.json and failures without a traceback."""
 
 import json
 import math
@@ -55,7 +55,7 @@ def test_metrics_refuse_what_is_not_a_number_by_name(tmp_path: Path, value: floa
 
 
 def test_metrics_refuse_unknown_sections(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'qualty'.*sections: quality"):
+    with pytest.raises(ValueError, match=r"'qualty'.*sections: quality"):
         RunFolder(tmp_path).write_metrics({"qualty": {}})
 
 

@@ -1,4 +1,4 @@
-"""Guards against requests that change from run to run, miss their lengths, or stop early in one system only."""
+"""Guards against requests that change from run to run, miss their lengths, or stop early."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_prompts_of_one_length_differ() -> None:
 
 
 def test_short_text_is_refused_with_the_lengths() -> None:
-    with pytest.raises(ValueError, match="1000 tokens needs a text at least as long; it has 999"):
+    with pytest.raises(ValueError, match="1000 tokens needs a longer text; this one has 999"):
         _mix().requests(_encode, range(999))
 
 

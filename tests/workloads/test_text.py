@@ -1,5 +1,6 @@
-"""Guards against overlapping or short windows, and against missing data folders that fail late or unclearly."""
+"""Guards against overlapping or short windows, and missing data that fails unclearly."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tokenrouter.workloads import LocalText, PythonDocs, text_hash, windows
 def test_windows_have_their_length_and_never_overlap(length: int, count: int, spare: int) -> None:
     result = windows(range(length * count + spare), length, count)
     assert [len(window) for window in result] == [length] * count
-    assert all(earlier[-1] < later[0] for earlier, later in zip(result, result[1:], strict=False))
+    assert all(earlier[-1] < later[0] for earlier, later in pairwise(result))
 
 
 def test_windows_spread_over_the_text() -> None:

@@ -15,7 +15,9 @@ def encode_prompt(prompt: str | Sequence[int], tokenizer: Any, vocab_size: int) 
             raise ValueError("this model has no tokenizer: give token ids, not text")
         ids = list(tokenizer.encode(prompt))
     elif isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
-        raise ValueError(f"a prompt must be text or a list of token ids, got {prompt!r} ({type(prompt).__name__})")
+        raise ValueError(
+            f"a prompt must be text or a list of token ids, got {prompt!r} ({type(prompt).__name__})"
+        )
     else:
         ids = list(prompt)
     if bad := [i for i in ids if isinstance(i, bool) or not isinstance(i, int | np.integer)]:
@@ -23,12 +25,18 @@ def encode_prompt(prompt: str | Sequence[int], tokenizer: Any, vocab_size: int) 
     if not ids:
         raise ValueError("the prompt is empty: it needs at least one token")
     if not 0 <= min(ids) <= max(ids) < vocab_size:
-        raise ValueError(f"token ids must lie in 0 .. {vocab_size - 1}, got {min(ids)} .. {max(ids)}")
+        raise ValueError(
+            f"token ids must lie in 0 .. {vocab_size - 1}, got {min(ids)} .. {max(ids)}"
+        )
     return [int(i) for i in ids]
 
 
 def longest_total(
-    prompt_len: int, params: SamplingParams, max_model_len: int, num_slots: int, num_forced: int | None
+    prompt_len: int,
+    params: SamplingParams,
+    max_model_len: int,
+    num_slots: int,
+    num_forced: int | None,
 ) -> int:
     """The most tokens a request may hold, prompt and output; the last one is never fed and needs no slot.
 

@@ -61,7 +61,11 @@ class EngineOptions:
 
 
 def build_engine(
-    model: LoadedModel, router: Router, pool: ExecutorPool, token_types: TokenTypeTable, options: EngineOptions
+    model: LoadedModel,
+    router: Router,
+    pool: ExecutorPool,
+    token_types: TokenTypeTable,
+    options: EngineOptions,
 ) -> LLMEngine:
     """An engine for ``model``; executors and weights may be shared with other engines, KV is its own."""
     table = router.routes(model.config.num_layers)
@@ -72,7 +76,9 @@ def build_engine(
     return LLMEngine(
         EngineParts(
             router=router,
-            decider=Decider(router, FeatureExtractor(router.features, token_types), executed_of, table.names),
+            decider=Decider(
+                router, FeatureExtractor(router.features, token_types), executed_of, table.names
+            ),
             scheduler=_scheduler(kv_pool, options),
             dispatcher=Dispatcher(
                 table,
@@ -104,7 +110,9 @@ def _executed_of(table: RouteTable, router: Router, pool: ExecutorPool) -> IntAr
     possible = [route.executors <= set(pool.executors) for route in table.routes]
     if not any(possible):
         needed = sorted(set().union(*(route.executors for route in table.routes)))
-        raise ValueError(f"router {router.name} needs executors {needed}; the pool has {sorted(pool.executors)}")
+        raise ValueError(
+            f"router {router.name} needs executors {needed}; the pool has {sorted(pool.executors)}"
+        )
     fallback = possible.index(True)
     return np.array([route if ok else fallback for route, ok in enumerate(possible)], np.int64)
 
@@ -121,7 +129,9 @@ def _memory(model: LoadedModel, options: EngineOptions) -> tuple[KVPool, KVArena
     config = model.config
     slot_bytes = config.num_layers * config.kv_planes * config.head_dim * model.dtype.itemsize
     wanted = options.max_num_seqs * config.max_model_len
-    num_slots = options.num_kv_slots or max(min(wanted, DEFAULT_KV_BYTES // slot_bytes), config.max_model_len)
+    num_slots = options.num_kv_slots or max(
+        min(wanted, DEFAULT_KV_BYTES // slot_bytes), config.max_model_len
+    )
     pool = KVPool(num_slots=num_slots, max_rows=options.max_num_seqs, max_len=config.max_model_len)
     arena = KVArena(
         num_layers=config.num_layers,
@@ -139,6 +149,9 @@ def _scheduler(pool: KVPool, options: EngineOptions) -> Scheduler:
         return FCFSScheduler(pool=pool, max_num_seqs=seqs, max_num_batched_tokens=tokens)
     if options.scheduler == "static_batch":
         return StaticBatchScheduler(
-            pool=pool, max_num_seqs=seqs, max_num_batched_tokens=tokens, batch_size=options.static_batch_size
+            pool=pool,
+            max_num_seqs=seqs,
+            max_num_batched_tokens=tokens,
+            batch_size=options.static_batch_size,
         )
     raise ValueError(f"unknown scheduler {options.scheduler!r}; choose one of: fcfs, static_batch")

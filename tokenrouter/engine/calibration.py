@@ -36,7 +36,10 @@ def calibration_inputs(
 
 
 def calibrate(
-    router: Router, token_types: TokenTypeTable, tokenizer: Any, sequences: Sequence[Sequence[int]] | None
+    router: Router,
+    token_types: TokenTypeTable,
+    tokenizer: Any,
+    sequences: Sequence[Sequence[int]] | None,
 ) -> None:
     """Calibrates ``router`` on ``sequences``, or on the default text."""
     sequences = default_sequences(tokenizer) if sequences is None else sequences

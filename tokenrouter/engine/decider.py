@@ -42,7 +42,11 @@ class Decider:
     """Runs features and router for undecided tokens and writes the answer to the requests."""
 
     def __init__(
-        self, router: Router, extractor: FeatureExtractor, executed_of: IntArray, route_names: Sequence[str]
+        self,
+        router: Router,
+        extractor: FeatureExtractor,
+        executed_of: IntArray,
+        route_names: Sequence[str],
     ) -> None:
         """``executed_of`` maps a requested route to the one that runs; they differ where the pool lacks an executor."""
         self._router = router
@@ -70,12 +74,18 @@ class Decider:
         decision = None
         if fresh_T.any():
             everything = bool(fresh_T.all())
-            batch = step.batch if everything else step.batch.select(torch.from_numpy(np.flatnonzero(fresh_T)))
+            batch = (
+                step.batch
+                if everything
+                else step.batch.select(torch.from_numpy(np.flatnonzero(fresh_T)))
+            )
             decision = self._route(self._extractor.extract(batch))
             requested_T[fresh_T] = decision.route_T.numpy()
             self._warn_if_degraded(requested_T)
             for c, chunk in enumerate(step.chunks):
-                chunk.request.requested_N[chunk.start : chunk.start + chunk.length] = requested_T[step.tokens(c)]
+                chunk.request.requested_N[chunk.start : chunk.start + chunk.length] = requested_T[
+                    step.tokens(c)
+                ]
         return StepDecision(
             requested_T=requested_T,
             executed_T=self._executed_of[requested_T],
@@ -89,8 +99,13 @@ class Decider:
         router, num_routes = self._router, len(self._executed_of)
         decision = router.route(inputs)
         if decision.route_T.shape != inputs.ids_T.shape:
-            raise ValueError(f"router {router.name} decided {len(decision.route_T)} of {len(inputs)} tokens")
-        if len(inputs) and not 0 <= int(decision.route_T.min()) <= int(decision.route_T.max()) < num_routes:
+            raise ValueError(
+                f"router {router.name} decided {len(decision.route_T)} of {len(inputs)} tokens"
+            )
+        if (
+            len(inputs)
+            and not 0 <= int(decision.route_T.min()) <= int(decision.route_T.max()) < num_routes
+        ):
             raise ValueError(f"router {router.name} answered a route outside 0 .. {num_routes - 1}")
         for phase in set(Phase) - router.phases:
             decision.route_T[inputs.phase_T == phase] = 0
@@ -100,7 +115,9 @@ class Decider:
         if self._warned or (self._executed_of[requested_T] == requested_T).all():
             return
         self._warned = True
-        asked = self._route_names[int(requested_T[self._executed_of[requested_T] != requested_T][0])]
+        asked = self._route_names[
+            int(requested_T[self._executed_of[requested_T] != requested_T][0])
+        ]
         runs = self._route_names[int(self._executed_of[self._route_names.index(asked)])]
         warnings.warn(
             f"router {self._router.name} asks for route {asked!r}, whose executor the pool does not have: "

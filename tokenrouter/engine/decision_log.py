@@ -36,7 +36,10 @@ class DecisionRecorder:
         if answer is None:
             return
         request_T = np.concatenate(
-            [np.full(chunk.length, self._request(chunk.request.request_id)) for chunk in step.chunks]
+            [
+                np.full(chunk.length, self._request(chunk.request.request_id))
+                for chunk in step.chunks
+            ]
         )
         reason_of = np.array([self._reason(reason) for reason in answer.reasons])
         batch = step.batch

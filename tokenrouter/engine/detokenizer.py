@@ -1,7 +1,7 @@
 """Text from tokens, as they come: whole characters only, and nothing of a stop string.
 
-The method is that of text-generation-inference and vLLM: decode a small window of tokens with and
-without the new ones; what differs is the new text.
+As in text-generation-inference and vLLM a small window of tokens is decoded again with each new one,
+since what a token adds depends on those before it.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,12 @@ from tokenrouter.sampling_params import SamplingParams
 _REPLACEMENT = "\ufffd"
 _CONTEXT_TOKENS = 5
 """Prompt tokens decoded in front of the output: its first token may start with a space or not."""
-_MOST_PENDING = 16
-"""Undecided tokens after which the older ones are settled: the output is not text, but bytes."""
+_MOST_TOKENS = 24
+"""A longer window holds bytes that are no text; the work per token must not grow with them."""
+_KEPT_TOKENS = 10
+"""Tokens to which such a window is shortened."""
+_MOST_UNFINISHED = 3
+"""Characters that the bytes of one unfinished character may be decoded to."""
 
 
 class IncrementalDetokenizer:
@@ -121,7 +125,6 @@ class IncrementalDetokenizer:
             ]
             if found:
                 end, start, self.stop_hit = min(found)
-                self._held = ""
                 self._show(text[: end if self._params.include_stop_str_in_output else start])
                 return
         num_held = max(_overlap(text, stop) for stop in stops)
@@ -130,61 +133,61 @@ class IncrementalDetokenizer:
 
 
 class _Window:
-    """The last few tokens: ``context``, whose text is out, and ``pending``, whose text is not."""
+    """The last few tokens, and how much of their text is out.
+
+    The window starts where the text was last certain, or one such place earlier: the tokens before
+    the new ones decide about leading spaces and unfinished characters.
+    """
 
     def __init__(self, tokenizer: Any, skip_special: bool, prompt_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._num_ids = len(tokenizer)
         self._dropped = _special_ids(tokenizer) if skip_special else frozenset()
-        recent = [
-            int(i) for i in prompt_ids[-2 * _CONTEXT_TOKENS :] if not self._is_dropped(int(i))
-        ]
-        self._context = recent[-_CONTEXT_TOKENS:]
-        self._context_text = self._decode(self._context)
-        self._pending: list[int] = []
+        recent = [i for i in map(int, prompt_ids[-_KEPT_TOKENS:]) if not self._is_dropped(i)]
+        self._ids = recent[-_CONTEXT_TOKENS:]
+        self._prompt_text = self._decode(self._ids)
+        self._num_certain = len(self._ids)  # tokens
+        self._num_shown = len(self._prompt_text)  # characters
 
     def append(self, token_id: int) -> str:
         """The text that became certain with this token."""
         if self._is_dropped(token_id):
             return ""
-        self._pending.append(token_id)
-        text = self._decode(self._context + self._pending)
-        if text == self._context_text and text and not text.endswith(_REPLACEMENT):
-            self._pending.clear()  # a token without text
-            return ""
-        if text == self._context_text or text.endswith(_REPLACEMENT):
-            return self._settle(text) if len(self._pending) > _MOST_PENDING else ""
-        return self._release(len(self._pending), text)
+        self._ids.append(token_id)
+        return self._advance(end=False)
 
     def flush(self) -> str:
-        """The text of what is pending, unfinished characters included."""
-        if not self._pending:
-            return ""
-        return self._release(len(self._pending), self._decode(self._context + self._pending))
+        """The rest, an unfinished character included."""
+        return self._advance(end=True)
 
-    def _release(self, count: int, text: str) -> str:
-        """Moves ``count`` pending tokens to the context; ``text`` is context and those, decoded."""
-        moved = self._pending[:count]
-        known = self._context_text
-        if not text.startswith(known):
-            known = known.rstrip(_REPLACEMENT)  # a character that the prompt began
-        new = text[len(known) :] if text.startswith(known) else self._decode(moved)
-        self._context, self._pending = moved, self._pending[count:]
-        self._context_text = self._decode(moved)
+    def _advance(self, *, end: bool) -> str:
+        text = self._decode(self._ids)
+        if not text.startswith(self._prompt_text):  # the prompt's last character got its rest
+            self._num_shown = len(self._prompt_text.rstrip(_REPLACEMENT))
+            self._prompt_text = ""
+        is_long = len(self._ids) > _MOST_TOKENS
+        certain = text if end else text.rstrip(_REPLACEMENT)
+        is_whole = certain == text
+        if is_long and not is_whole:
+            certain = max(certain, text[:-_MOST_UNFINISHED], key=len)
+        new = certain[self._num_shown :]
+        self._num_shown += len(new)
+        if is_whole and new:
+            self._ids, self._prompt_text = self._ids[self._num_certain :], ""
+            self._num_certain = len(self._ids)
+            self._num_shown = len(self._decode(self._ids))
+        elif is_long:
+            self._shorten(text[self._num_shown :])
         return new
 
-    def _settle(self, text: str) -> str:
-        """Releases the older part of a long run of bytes that form no characters.
-
-        A cut is exact where the two sides, decoded apart, give the text of the whole.
-        """
-        half = len(self._pending) // 2
-        for count in range(half, half + 4):  # a character has at most four bytes
-            before = self._decode(self._context + self._pending[:count])
-            if before + self._decode(self._pending[count:]) == text:
-                return self._release(count, before)
-        return ""
+    def _shorten(self, rest: str) -> None:
+        """Forgets the older tokens of a long run without whole characters; ``rest`` is not out."""
+        ids = self._ids[-_KEPT_TOKENS:]
+        text = self._decode(ids)
+        if text.endswith(rest):
+            self._ids, self._prompt_text = ids, ""
+            self._num_certain, self._num_shown = 0, len(text) - len(rest)
 
     def _is_dropped(self, token_id: int) -> bool:
         return token_id in self._dropped or not 0 <= token_id < self._num_ids

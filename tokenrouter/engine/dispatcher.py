@@ -39,9 +39,13 @@ class Dispatcher:
         costs: CostModel | None = None,
     ) -> None:
         if mode not in DISPATCH_MODES:
-            raise ValueError(f"unknown dispatch {mode!r}; choose one of: {', '.join(DISPATCH_MODES)}")
+            raise ValueError(
+                f"unknown dispatch {mode!r}; choose one of: {', '.join(DISPATCH_MODES)}"
+            )
         if min_batch < 1 or max_wait_steps < 0:
-            raise ValueError(f"min_batch {min_batch} must be at least 1 and max_wait_steps {max_wait_steps} at least 0")
+            raise ValueError(
+                f"min_batch {min_batch} must be at least 1 and max_wait_steps {max_wait_steps} at least 0"
+            )
         if mode == "auto" and costs is None:
             raise ValueError("dispatch=auto needs measured costs")
         self.mode = mode
@@ -49,7 +53,8 @@ class Dispatcher:
         self._costs = costs
         self._route_executor = route_executor
         self._max_wait = [
-            max_wait_steps if route.max_wait_steps is None else route.max_wait_steps for route in table.routes
+            max_wait_steps if route.max_wait_steps is None else route.max_wait_steps
+            for route in table.routes
         ]
 
     def dispatch(self, step: PackedStep, executed_T: IntArray) -> Work:

@@ -69,7 +69,7 @@ class LLMEngine:
         ran_at = time.perf_counter()
         sampled = parts.live.sample(result.chunks, result.logits_RV, parts.sampler)
         self._advance(step, work)
-        num_new = parts.live.accept(result.chunks, result.logits_RV, sampled, parts.scheduler)
+        num_new = parts.live.accept(result.chunks, sampled, parts.scheduler)
         outputs = parts.live.take_changed()
 
         ended = time.perf_counter()
@@ -128,14 +128,24 @@ class LLMEngine:
             stream=stream,
             num_slots=self.pool.num_slots,
         )
+        try:
+            for request in requests:
+                self.stats.router_s += self._parts.decider.admit(request)
+        except Exception:
+            self._parts.live.forget(request_id)
+            raise
         for request in requests:
-            self.stats.router_s += self._parts.decider.admit(request)
             self.scheduler.add(request)
 
-    def abort(self, request_id: str) -> None:
-        """Ends a request with finish reason ``abort`` and frees its slots; an unknown id is ignored."""
+    def abort(self, request_id: str, *, silent: bool = False) -> None:
+        """Ends a request with finish reason ``abort`` and frees its slots; an unknown id is ignored.
+
+        The next step hands back its last output, unless ``silent``.
+        """
         for request in self._parts.live.abort(request_id):
             self.scheduler.finish(request)
+        if silent:
+            self._parts.live.forget(request_id)
 
     def has_unfinished(self) -> bool:
         """Whether ``step`` still has something to do or to hand back."""
@@ -169,4 +179,3 @@ class LLMEngine:
             route_tokens=route_tokens,
             step_ms=1e3 * step_s,
         )
-

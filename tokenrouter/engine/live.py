@@ -19,9 +19,15 @@ from tokenrouter.engine.sampler import SampledTokens, Sampler, SamplerState, che
 from tokenrouter.engine.step import IntArray
 from tokenrouter.features import TokenHistory
 from tokenrouter.models import ModelConfig
-from tokenrouter.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
+from tokenrouter.outputs import (
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+)
 from tokenrouter.sampling_params import SamplingParams
-from tokenrouter.scheduler import Chunk, Request, Scheduler
+from tokenrouter.scheduler import UNDECIDED, Chunk, Request, Scheduler
 from tokenrouter.scheduler.request import LogitsSink
 
 
@@ -88,12 +94,20 @@ class LiveRequests:
     ) -> list[Request]:
         """Checks a request and makes its completions; raises ValueError and keeps nothing when it cannot run."""
         if request_id in self._groups:
-            raise ValueError(f"request id {request_id!r} is already in use by an unfinished request")
+            raise ValueError(
+                f"request id {request_id!r} is already in use by an unfinished request"
+            )
         if wants_all_logits and (logits_sink is None or params.prompt_logprobs is not None):
-            raise ValueError("wants_all_logits needs a logits_sink, and cannot be combined with prompt_logprobs")
+            raise ValueError(
+                "wants_all_logits needs a logits_sink, and cannot be combined with prompt_logprobs"
+            )
         ids = encode_prompt(prompt, self._tokenizer, self._config.vocab_size)
         max_total = longest_total(
-            len(ids), params, self._config.max_model_len, num_slots, None if forced_ids is None else len(forced_ids)
+            len(ids),
+            params,
+            self._config.max_model_len,
+            num_slots,
+            None if forced_ids is None else len(forced_ids),
         )
         params.check_vocab(self._config.vocab_size)
         group = _Group(
@@ -117,15 +131,28 @@ class LiveRequests:
                 wants_all_logits=wants_all_logits,
             )
             if group.prompt_logprobs is not None and index == 0:
-                request.wants_all_logits, request.logits_sink = True, self._prompt_sink(group, params)
+                request.wants_all_logits, request.logits_sink = (
+                    True,
+                    self._prompt_sink(group, params),
+                )
             completion = self._completion(request, ids)
             group.completions.append(completion)
             self._owner[request] = (group, completion)
         self._groups[request_id] = group
         return [completion.request for completion in group.completions]
 
-    def sample(self, chunks: Sequence[Chunk], logits_CV: Tensor | None, sampler: Sampler) -> SampledTokens | None:
-        """Draws the next token of every due completion; changes nothing, so that a failed draw can be retried."""
+    def sample(
+        self, chunks: Sequence[Chunk], logits_CV: Tensor | None, sampler: Sampler
+    ) -> SampledTokens | None:
+        """Hands forced completions' logits to their sinks and draws the next token of the others.
+
+        Changes no request, so that a step can be tried again when a sink or the draw raises.
+        """
+        for c, chunk in enumerate(chunks):
+            request = chunk.request
+            if request.forced_ids is not None and not request.wants_all_logits:
+                assert logits_CV is not None
+                request.hand_over(request.num_tokens - 1, logits_CV[c : c + 1].float())
         free = [c for c, chunk in enumerate(chunks) if chunk.request.forced_ids is None]
         if not free or logits_CV is None:
             return None
@@ -136,7 +163,6 @@ class LiveRequests:
     def accept(
         self,
         chunks: Sequence[Chunk],
-        logits_CV: Tensor | None,
         sampled: SampledTokens | None,
         scheduler: Scheduler,
     ) -> int:
@@ -145,12 +171,11 @@ class LiveRequests:
         drawn = iter(range(len(chunks)))
         ids = sampled.ids_B.tolist() if sampled is not None else []
         num_new = 0
-        for c, chunk in enumerate(chunks):
+        for chunk in chunks:
             request = chunk.request
             group, completion = self._owner[request]
             if request.forced_ids is not None:
-                assert logits_CV is not None
-                num_new += self._feed_forced(request, completion, logits_CV[c : c + 1], now)
+                num_new += self._feed_forced(request, completion, now)
             else:
                 row = next(drawn)
                 logprobs = sampled.logprobs[row] if sampled is not None else None
@@ -185,16 +210,23 @@ class LiveRequests:
         outputs = [self._output(group) for group in changed]
         for group in changed:
             if group.finished:
-                del self._groups[group.request_id]
-                for completion in group.completions:
-                    del self._owner[completion.request]
+                self.forget(group.request_id)
         return outputs
+
+    def forget(self, request_id: str) -> None:
+        """Drops a request without an output; its completions must not be scheduled any more."""
+        group = self._groups.pop(request_id, None)
+        if group is not None:
+            self._changed.pop(group, None)
+            for completion in group.completions:
+                del self._owner[completion.request]
 
     def _completion(self, request: Request, ids: list[int]) -> _Completion:
         params = request.params
         detokenizer = None
         if params.detokenize and self._tokenizer is not None:
-            detokenizer = IncrementalDetokenizer(self._tokenizer, params, ids)
+            eos = self._config.eos_token_ids
+            detokenizer = IncrementalDetokenizer(self._tokenizer, params, ids, eos)
         elif params.stop_strings:
             raise ValueError("stop strings need a tokenizer, and this model has none")
         return _Completion(
@@ -221,12 +253,13 @@ class LiveRequests:
     def _with_text(self, entry: dict[int, Logprob]) -> dict[int, Logprob]:
         if self._tokenizer is None:
             return entry
-        return {i: replace(value, decoded_token=self._tokenizer.decode([i])) for i, value in entry.items()}
+        return {
+            i: replace(value, decoded_token=self._tokenizer.decode([i]))
+            for i, value in entry.items()
+        }
 
-    def _feed_forced(self, request: Request, completion: _Completion, logits_1V: Tensor, now: float) -> int:
+    def _feed_forced(self, request: Request, completion: _Completion, now: float) -> int:
         assert request.forced_ids is not None
-        if request.logits_sink is not None and not request.wants_all_logits:
-            request.logits_sink(request.num_tokens - 1, logits_1V.float())
         fed = request.num_tokens - request.prompt_len
         request.token_times_s.append(now)
         if fed == len(request.forced_ids):
@@ -236,7 +269,12 @@ class LiveRequests:
         return 1
 
     def _append(
-        self, request: Request, completion: _Completion, token: int, logprobs: dict[int, Logprob] | None, now: float
+        self,
+        request: Request,
+        completion: _Completion,
+        token: int,
+        logprobs: dict[int, Logprob] | None,
+        now: float,
     ) -> None:
         request.history.append(token)
         request.token_times_s.append(now)
@@ -252,7 +290,10 @@ class LiveRequests:
         if request.params.stop_strings and completion.detokenizer is not None:
             _detokenize(completion)
             if completion.detokenizer.stop_hit is not None:
-                completion.finish_reason, completion.stop_reason = "stop", completion.detokenizer.stop_hit
+                completion.finish_reason, completion.stop_reason = (
+                    "stop",
+                    completion.detokenizer.stop_hit,
+                )
 
     def _output(self, group: _Group) -> RequestOutput:
         prompt_logprobs = None
@@ -274,7 +315,10 @@ class LiveRequests:
         if detokenizer is not None:
             _detokenize(completion)
             if completion.finish_reason is not None:
-                detokenizer.finish(completion.finish_reason)
+                reason = detokenizer.finish(completion.finish_reason)
+                if completion.finish_reason != "abort":
+                    completion.finish_reason = reason
+                    completion.stop_reason = detokenizer.stop_hit or completion.stop_reason
             delta, text = detokenizer.take_delta(), detokenizer.text
         ended = completion.finish_reason is not None
         return CompletionOutput(
@@ -282,7 +326,9 @@ class LiveRequests:
             text=text,
             delta=delta,
             token_ids=tuple(completion.output_ids),
-            cumulative_logprob=None if completion.logprobs is None else completion.cumulative_logprob,
+            cumulative_logprob=None
+            if completion.logprobs is None
+            else completion.cumulative_logprob,
             logprobs=None if completion.logprobs is None else list(completion.logprobs),
             routes=self._routes(request) if ended else (),
             finish_reason=completion.finish_reason,
@@ -290,8 +336,18 @@ class LiveRequests:
             metrics=_metrics(completion) if ended else None,
         )
 
+    def _finish_text(self, completion: _Completion, detokenizer: IncrementalDetokenizer) -> None:
+        """Flushes what was held back; the last character may complete a stop string."""
+        assert completion.finish_reason is not None
+        completion.finish_reason = detokenizer.finish(completion.finish_reason)
+        if detokenizer.stop_hit is not None:
+            completion.stop_reason = detokenizer.stop_hit
+
     def _routes(self, request: Request) -> tuple[int, ...]:
-        requested_N = request.requested_N[: request.num_tokens]
+        # A preempted request counts from 0 again: what was computed has a decision all the same.
+        num_run = request.num_tokens - 1 if request.num_preemptions else request.num_computed
+        requested_N = request.requested_N[: request.num_tokens].copy()
+        requested_N[num_run:] = UNDECIDED
         executed_N = np.where(requested_N < 0, -1, self._executed_of[requested_N])
         return tuple(executed_N.tolist())
 

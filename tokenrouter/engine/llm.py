@@ -3,6 +3,9 @@
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -50,14 +53,24 @@ class LLM:
         options: EngineOptions | None = None,
         calibration_ids: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        self.model = load_model(model, dtype=dtype, max_model_len=max_model_len) if isinstance(model, str) else model
+        self.model = (
+            load_model(model, dtype=dtype, max_model_len=max_model_len)
+            if isinstance(model, str)
+            else model
+        )
         self.router = make_router(router) if isinstance(router, str) else router
-        self.pool = executors if isinstance(executors, ExecutorPool) else build_pool(executors, self.model)
+        self.pool = (
+            executors if isinstance(executors, ExecutorPool) else build_pool(executors, self.model)
+        )
         self.options = options or EngineOptions()
-        self.token_types = TokenTypeTable.from_tokenizer(self.model.tokenizer, self.model.config.vocab_size)
+        self.token_types = _token_types(self.model, self.router)
         if self.router.needs_calibration:
-            calibration.calibrate(self.router, self.token_types, self.model.tokenizer, calibration_ids)
-        self.engine = build_engine(self.model, self.router, self.pool, self.token_types, self.options)
+            calibration.calibrate(
+                self.router, self.token_types, self.model.tokenizer, calibration_ids
+            )
+        self.engine = build_engine(
+            self.model, self.router, self.pool, self.token_types, self.options
+        )
         self._ids = itertools.count()
 
     @property
@@ -81,24 +94,24 @@ class LLM:
             ValueError: all prompts were refused, or numbers of prompts and params differ.
         """
         final: dict[str, RequestOutput] = {}
-        order = self._add(_as_list(prompts), params, stream=False, refused=final)
+        order, refused = self._add(_as_list(prompts), params, stream=False)
         with tqdm(total=len(order), desc="generate", disable=not use_tqdm, unit="request") as bar:
-            for output in self._run(order):
+            for output in self._run(order, refused):
                 final[output.request_id] = output
                 bar.update()
         return [final[request_id] for request_id in order]
 
     def stream(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[RequestOutput]:
         """As ``generate``, but yields a request's state after each of its tokens; ``request_id`` counts prompts.
 
         Joined ``delta`` texts equal the final text. Stopping the iteration early aborts what is unfinished.
         """
-        refused: dict[str, RequestOutput] = {}
-        order = self._add(_as_list(prompts), params, stream=True, refused=refused)
-        yield from refused.values()
-        yield from self._run(order)
+        order, refused = self._add(_as_list(prompts), params, stream=True)
+        yield from self._run(order, refused)
 
     def chat(
         self,
@@ -115,13 +128,16 @@ class LLM:
     ) -> list[list[int]]:
         """Token ids of conversations, ready for the assistant's answer; raises ValueError without a chat template."""
         if not getattr(self.tokenizer, "chat_template", None):
-            raise ValueError(f"model {self.model.name!r} has no chat template: use generate with a prompt of its format")
+            raise ValueError(
+                f"model {self.model.name!r} has no chat template: use generate with a prompt of its format"
+            )
         if not messages:
             raise ValueError("chat needs at least one message")
         single = isinstance(messages[0], dict)
         conversations: list[Any] = [messages] if single else list(messages)
         texts = [
-            self.tokenizer.apply_chat_template(c, tokenize=False, add_generation_prompt=True) for c in conversations
+            self.tokenizer.apply_chat_template(c, tokenize=False, add_generation_prompt=True)
+            for c in conversations
         ]
         return [list(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
 
@@ -138,21 +154,25 @@ class LLM:
                 many tokens are the prompt, every later one is fed alone through decode, and positions from
                 ``prefill_len - 1`` on are handed over.
         """
-        order = []
-        for index, ids in enumerate(sequences):
-            split = len(ids) if prefill_len is None else prefill_len
-            if not 1 <= split <= len(ids):
-                raise ValueError(f"prefill_len {split} must lie in 1 .. {len(ids)}, the length of sequence {index}")
-            order.append(request_id := f"score-{next(self._ids)}")
-            self.engine.add_request(
-                request_id,
-                ids[:split],
-                SamplingParams(temperature=0.0, detokenize=False),
-                forced_ids=ids[split:],
-                logits_sink=lambda start, logits_RV, index=index: sink(index, start, logits_RV),
-                wants_all_logits=prefill_len is None,
-                stream=False,
-            )
+        order: list[str] = []
+        with self._undone_if_it_fails(order):
+            for index, ids in enumerate(sequences):
+                split = len(ids) if prefill_len is None else prefill_len
+                if not 1 <= split <= len(ids):
+                    raise ValueError(
+                        f"prefill_len {split} must lie in 1 .. {len(ids)}, "
+                        f"the length of sequence {index}"
+                    )
+                order.append(request_id := f"score-{next(self._ids)}")
+                self.engine.add_request(
+                    request_id,
+                    ids[:split],
+                    SamplingParams(temperature=0.0, detokenize=False),
+                    forced_ids=ids[split:],
+                    logits_sink=partial(sink, index),
+                    wants_all_logits=prefill_len is None,
+                    stream=False,
+                )
         for _ in self._run(order):
             pass
 
@@ -162,37 +182,72 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         *,
         stream: bool,
-        refused: dict[str, RequestOutput],
-    ) -> list[str]:
-        each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
+    ) -> tuple[list[str], list[RequestOutput]]:
+        """Queues prompts; returns their ids and the outputs of those that were refused."""
+        each = (
+            [params or SamplingParams()] * len(prompts)
+            if not isinstance(params, Sequence)
+            else list(params)
+        )
         if len(each) != len(prompts):
-            raise ValueError(f"{len(prompts)} prompts but {len(each)} sampling params: give one, or one per prompt")
-        order, errors = [], []
-        for prompt, wanted in zip(prompts, each, strict=True):
-            order.append(request_id := str(next(self._ids)))
-            try:
-                self.engine.add_request(request_id, prompt, wanted, stream=stream)
-            except ValueError as error:
-                errors.append(error)
-                log.warning("request %s refused: %s", request_id, error)
-                refused[request_id] = _refusal(request_id, prompt, str(error))
+            raise ValueError(
+                f"{len(prompts)} prompts but {len(each)} sampling params: give one, or one per prompt"
+            )
+        order: list[str] = []
+        refused: list[RequestOutput] = []
+        errors: list[ValueError] = []
+        with self._undone_if_it_fails(order):
+            for prompt, wanted in zip(prompts, each, strict=True):
+                order.append(request_id := str(next(self._ids)))
+                try:
+                    self.engine.add_request(request_id, prompt, wanted, stream=stream)
+                except ValueError as error:
+                    errors.append(error)
+                    log.warning("request %s refused: %s", request_id, error)
+                    refused.append(_refusal(request_id, prompt, str(error)))
         if errors and len(errors) == len(prompts):
             raise errors[0]
-        return order
+        return order, refused
 
-    def _run(self, order: Sequence[str]) -> Iterator[RequestOutput]:
-        """Steps until the requests of ``order`` are done; aborts them when the caller stops early or a step fails."""
+    @contextmanager
+    def _undone_if_it_fails(self, order: Sequence[str]) -> Iterator[None]:
+        """Aborts the requests of ``order`` when the block raises or is left early."""
         try:
-            while self.engine.has_unfinished():
-                yield from self.engine.step()
-        finally:
+            yield
+        except BaseException:
             for request_id in order:
-                self.engine.abort(request_id)
+                self.engine.abort(request_id, silent=True)
+            raise
+
+    def _run(
+        self, order: Sequence[str], refused: Sequence[RequestOutput] = ()
+    ) -> Iterator[RequestOutput]:
+        """Steps until the requests of ``order`` are done; aborts them when the caller stops early or a step fails."""
+        pending = set(order) - {output.request_id for output in refused}
+        with self._undone_if_it_fails(order):
+            yield from refused
+            while pending and self.engine.has_unfinished():
+                for output in self.engine.step():
+                    if output.request_id in pending:
+                        pending -= {output.request_id} if output.finished else set()
+                        yield output
+
+
+def _token_types(model: LoadedModel, router: Router) -> TokenTypeTable:
+    """The vocabulary's types; without a tokenizer there are none, and a router that needs them is refused."""
+    if model.tokenizer is not None:
+        return TokenTypeTable.from_tokenizer(model.tokenizer, model.config.vocab_size)
+    if needed := {"token_type", "line_start"} & set(router.features):
+        raise ValueError(
+            f"router {router.name} needs {', '.join(sorted(needed))}, and model {model.name!r} "
+            "has no tokenizer"
+        )
+    return TokenTypeTable.from_texts([None] * model.config.vocab_size)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt (text or ids) as a list of one."""
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 

@@ -131,8 +131,8 @@ def penalise_(
 def scale_(logits_RV: Tensor, temperatures: Sequence[float], min_ps: Sequence[float]) -> None:
     """Temperature and min_p, in place: the best token of a row comes to 0, dropped ones to -inf.
 
-    Shifting before dividing keeps temperatures near 0 from overflowing. A row of NaN, or of -inf
-    alone, becomes NaN.
+    Shifting before dividing keeps small differences at temperatures near 0. A row of NaN, or of
+    -inf alone, becomes NaN.
     """
     scale_R1 = logits_RV.new_tensor([min(t, FLOAT32_SAFE) for t in temperatures]).unsqueeze(1)
     logits_RV.sub_(logits_RV.amax(dim=-1, keepdim=True)).div_(scale_R1)
@@ -149,15 +149,12 @@ def leading(logits_RV: Tensor, width: int) -> tuple[Tensor, Tensor]:
     Equal logits come in the order of their ids. Where they straddle the end, it is arbitrary which
     of them are taken, unless ``width`` is V.
     """
-    if width >= logits_RV.shape[1]:
-        values_RK, ids_RK = torch.sort(logits_RV, dim=-1, descending=True, stable=True)
-        return values_RK, ids_RK
-    values_RK, ids_RK = logits_RV.topk(width, dim=-1)
-    ids_RK, order_RK = ids_RK.sort(dim=-1)
-    values_RK, order_RK = torch.sort(
-        values_RK.gather(1, order_RK), dim=-1, descending=True, stable=True
-    )
-    return values_RK, ids_RK.gather(1, order_RK)
+    values_RK, ids_RK = logits_RV.topk(min(width, logits_RV.shape[1]), dim=-1, sorted=False)
+    # One int64 per candidate that orders by value, then by lower id; + 0.0 makes -0.0 equal to 0.0.
+    bits_RK = (values_RK + 0.0).view(torch.int32)
+    bits_RK = bits_RK ^ ((bits_RK >> 31) & 0x7FFFFFFF)
+    order_RK = ((bits_RK.long() << 32) - ids_RK).argsort(dim=-1, descending=True)
+    return values_RK.gather(1, order_RK), ids_RK.gather(1, order_RK)
 
 
 class Candidates(NamedTuple):
@@ -195,12 +192,11 @@ def candidates(scaled_RV: Tensor, params: Sequence[SamplingParams], width: int) 
     kept_RK = (rank_K < top_k_R1) & (scaled_RK > -math.inf)
     probs_RK = scaled_RK.double().exp_().mul_(kept_RK)
     mass_R1 = probs_RK.sum(dim=-1, keepdim=True)
-    if width < vocab_size and vocab_size in top_k:
-        whole_R1 = scaled_RV.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)
-        mass_R1 = torch.where(top_k_R1 < vocab_size, mass_R1, whole_R1)
+    reaches_on_R1 = (top_k_R1 == vocab_size) & (scaled_RK[:, -1:] > -math.inf)
+    if width < vocab_size and bool(reaches_on_R1.any()):
+        mass_R1 = mass_R1.where(~reaches_on_R1, scaled_RV.exp().sum(dim=-1, keepdim=True).double())
     before_RK = probs_RK.cumsum(dim=-1) - probs_RK
     kept_RK &= (before_RK < top_p_R1 * mass_R1) | (top_p_R1 >= 1)
-    kept_RK[:, 0] = True
     straddling_R = (kept_RK & (scaled_RK == scaled_RK[:, -1:])).any(dim=-1)
     scaled_RK.masked_fill_(~kept_RK, -math.inf)
     return Candidates(scaled_RK, ids_RK, ~straddling_R | (width == vocab_size))
@@ -233,7 +229,7 @@ def top_logprobs(logits_TV: Tensor, token_ids_T: Tensor, k: int) -> list[dict[in
         if bool(broken_T.any()):
             row = start + int(broken_T.nonzero()[0])
             raise RuntimeError(f"row {row}: no log-probabilities, the logits hold NaN or only -inf")
-        ranks = _rank(part_TV, ids_T1).tolist()
+        ranks = _ranks(part_TV, ids_T1, ids_TC[:, 1:])
         for rank, ids, values in zip(ranks, ids_TC.tolist(), values_TC.tolist(), strict=True):
             entries = zip(ids, values, [rank, *range(1, len(ids))], strict=True)
             result.append({i: Logprob(logprob=v, rank=r) for i, v, r in entries})
@@ -245,7 +241,7 @@ def _most_likely(logits_TV: Tensor, k: int) -> Tensor:
     if k == 0:
         return torch.empty(logits_TV.shape[0], 0, dtype=torch.int64, device=logits_TV.device)
     values_TK, ids_TK = leading(logits_TV, k)
-    tied_T = (logits_TV >= values_TK[:, -1:]).sum(dim=-1) > k
+    tied_T = (logits_TV >= values_TK[:, -1:]).sum(dim=-1, dtype=torch.int32) > k
     for row in tied_T.nonzero().flatten().tolist():
         ids_U = (logits_TV[row] >= values_TK[row, -1]).nonzero().flatten()
         order_U = logits_TV[row, ids_U].argsort(descending=True, stable=True)
@@ -253,12 +249,17 @@ def _most_likely(logits_TV: Tensor, k: int) -> Tensor:
     return ids_TK
 
 
-def _rank(logits_TV: Tensor, ids_T1: Tensor) -> Tensor:
-    """Rank [T] from 1 of one token per row, in the order of ``_most_likely``."""
-    value_T1 = logits_TV.gather(1, ids_T1)
-    ids_V = torch.arange(logits_TV.shape[1], device=logits_TV.device)
-    equal_T = ((logits_TV == value_T1) & (ids_V <= ids_T1)).sum(dim=-1)
-    return (logits_TV > value_T1).sum(dim=-1) + equal_T
+def _ranks(logits_TV: Tensor, ids_T1: Tensor, ids_TK: Tensor) -> list[int]:
+    """Rank from 1 of one token per row in the order of ``_most_likely``, which gave ``ids_TK``."""
+    found_TK = ids_TK == ids_T1
+    rank_T = found_TK.long().cumsum(dim=-1).eq(0).sum(dim=-1) + 1
+    if (rest := (~found_TK.any(dim=-1)).nonzero().flatten()).numel():
+        rest_RV, ids_R1 = logits_TV[rest], ids_T1[rest]
+        value_R1 = rest_RV.gather(1, ids_R1)
+        ids_V = torch.arange(logits_TV.shape[1], device=logits_TV.device)
+        before_RV = (rest_RV > value_R1) | ((rest_RV == value_R1) & (ids_V < ids_R1))
+        rank_T[rest] = before_RV.sum(dim=-1) + 1
+    return [int(rank) for rank in rank_T.tolist()]
 
 
 def requested_logprobs(

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from tokenrouter.engine.dispatcher import Work
 from tokenrouter.engine.step import ForwardBuilder, IntArray, PackedStep
-from tokenrouter.executors import ExecutorPool
+from tokenrouter.executors import Executor, ExecutorPool
 from tokenrouter.kvcache import KVArena
 from tokenrouter.models import Decoder, ForwardTimes
 from tokenrouter.scheduler import Chunk
-from tokenrouter.types import RouteTable
 
 LOGITS_ROWS = 256  # rows of [V] held at once when every position's logits are wanted
 
@@ -45,11 +44,16 @@ class Runner:
     """Holds what a forward needs: decoder, executors, arena."""
 
     def __init__(
-        self, decoder: Decoder, pool: ExecutorPool, arena: KVArena, builder: ForwardBuilder, heads: Sequence[str]
+        self,
+        decoder: Decoder,
+        pool: ExecutorPool,
+        arena: KVArena,
+        builder: ForwardBuilder,
+        heads: Sequence[str],
     ) -> None:
         """``heads`` names, per route, the executor path whose lm_head its tokens use."""
         self._decoder = decoder
-        self._executors: Mapping = pool.executors
+        self._executors: Mapping[str, Executor] = pool.executors
         self._arena = arena
         self._builder = builder
         self._heads = heads
@@ -63,7 +67,9 @@ class Runner:
         due_heads: list[str] = []
         for chunks in work.forwards:
             forward, rows = self._builder.build(step, chunks, executed_T)
-            hidden_TE = self._decoder.forward(forward, self._executors, self._arena.kv_LSPD, result.times)
+            hidden_TE = self._decoder.forward(
+                forward, self._executors, self._arena.kv_LSPD, result.times
+            )
             offset = 0
             for c in chunks:
                 chunk = step.chunks[c]
@@ -95,9 +101,9 @@ class Runner:
         return logits_RV
 
     def _sink_all(self, chunk: Chunk, hidden_TE: Tensor, executed_T: IntArray) -> None:
-        sink = chunk.request.logits_sink
-        assert sink is not None, "all logits wanted, but no sink"
         for start in range(0, chunk.length, LOGITS_ROWS):
             rows = slice(start, min(start + LOGITS_ROWS, chunk.length))
             heads = [self._heads[int(route)] for route in executed_T[rows]]
-            sink(chunk.start + start, self._logits(hidden_TE[rows], heads).float())
+            chunk.request.hand_over(
+                chunk.start + start, self._logits(hidden_TE[rows], heads).float()
+            )

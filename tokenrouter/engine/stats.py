@@ -57,9 +57,15 @@ class EngineStats:
         for name in self.__slots__:
             setattr(self, name, getattr(fresh, name))
 
-    def count_tokens(self, decision: StepDecision, phase_T: IntArray, ran_T: IntArray) -> dict[str, int]:
+    def count_tokens(
+        self, decision: StepDecision, phase_T: IntArray, ran_T: IntArray
+    ) -> dict[str, int]:
         """Counts the tokens at indices ``ran_T``; returns how many ran per executed route."""
-        phase, requested, executed = phase_T[ran_T], decision.requested_T[ran_T], decision.executed_T[ran_T]
+        phase, requested, executed = (
+            phase_T[ran_T],
+            decision.requested_T[ran_T],
+            decision.executed_T[ran_T],
+        )
         np.add.at(self.requested_tokens, (phase, requested), 1)
         np.add.at(self.executed_tokens, (phase, executed), 1)
         np.add.at(self.degraded_tokens, requested[requested != executed], 1)
@@ -97,4 +103,6 @@ class EngineStats:
         """Share of the executed tokens that took ``route``, in one phase or both (NaN when there were none)."""
         counts = self.executed_tokens if phase is None else self.executed_tokens[phase : phase + 1]
         total = int(counts.sum())
-        return float(counts[:, self.route_names.index(route)].sum() / total) if total else float("nan")
+        return (
+            float(counts[:, self.route_names.index(route)].sum() / total) if total else float("nan")
+        )

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from tokenrouter.kvcache import KVPool
 from tokenrouter.scheduler import Chunk, StepPlan
-from tokenrouter.types import AttentionSpan, ForwardBatch, Phase, Route, RouteTable, Segment, TokenBatch
+from tokenrouter.types import (
+    AttentionSpan,
+    ForwardBatch,
+    Phase,
+    Route,
+    RouteTable,
+    Segment,
+    TokenBatch,
+)
 
 IntArray = NDArray[np.int64]
 
@@ -39,25 +47,35 @@ class PackedStep:
 
 def pack(plan: StepPlan) -> PackedStep:
     """Lays the plan's tokens side by side."""
-    spans = [(chunk.request, slice(chunk.start, chunk.start + chunk.length)) for chunk in plan.chunks]
+    spans = [
+        (chunk.request, slice(chunk.start, chunk.start + chunk.length)) for chunk in plan.chunks
+    ]
     lengths = [chunk.length for chunk in plan.chunks]
     positions_T = np.concatenate([np.arange(span.start, span.stop) for _, span in spans])
     prompt_len_T = np.repeat([request.prompt_len for request, _ in spans], lengths)
     phase_T = np.where(positions_T < prompt_len_T, int(Phase.PREFILL), int(Phase.DECODE))
     batch = TokenBatch(
-        ids_T=torch.from_numpy(np.concatenate([request.history.ids[span] for request, span in spans])),
+        ids_T=torch.from_numpy(
+            np.concatenate([request.history.ids[span] for request, span in spans])
+        ),
         positions_T=torch.from_numpy(positions_T),
         row_T=torch.from_numpy(np.repeat([request.row for request, _ in spans], lengths)),
         phase_T=torch.from_numpy(phase_T),
         prompt_len_T=torch.from_numpy(prompt_len_T),
-        repeats_T=torch.from_numpy(np.concatenate([request.history.repeats[span] for request, span in spans])),
-        prefix_hash_T=torch.from_numpy(np.concatenate([request.history.prefix_hash[span] for request, span in spans])),
+        repeats_T=torch.from_numpy(
+            np.concatenate([request.history.repeats[span] for request, span in spans])
+        ),
+        prefix_hash_T=torch.from_numpy(
+            np.concatenate([request.history.prefix_hash[span] for request, span in spans])
+        ),
     )
     return PackedStep(
         batch=batch,
         chunks=plan.chunks,
         offsets_C=(0, *np.cumsum(lengths).tolist()),
-        requested_T=np.concatenate([request.requested_N[span] for request, span in spans]).astype(np.int64),
+        requested_T=np.concatenate([request.requested_N[span] for request, span in spans]).astype(
+            np.int64
+        ),
     )
 
 
@@ -69,25 +87,29 @@ class ForwardBuilder:
         self._slots_BN: Tensor = torch.from_numpy(pool.slots_BN)
         # Per layer, the executor of each route; equal layers share one entry, so segments are built once per pattern.
         self._patterns: list[tuple[str, ...]] = [
-            tuple(_executor_at(route, layer) for route in table.routes) for layer in range(num_layers)
+            tuple(_executor_at(route, layer) for route in table.routes)
+            for layer in range(num_layers)
         ]
 
-    def build(self, step: PackedStep, chunks: Sequence[int], executed_T: IntArray) -> tuple[ForwardBatch, Tensor]:
+    def build(
+        self, step: PackedStep, chunks: Sequence[int], executed_T: IntArray
+    ) -> tuple[ForwardBatch, Tensor]:
         """The forward of ``chunks`` and the rows of their tokens, in the order of ``chunks``.
 
         Returns:
             The ForwardBatch, and int64 rows: entry i is the forward's row of the i-th token of the group.
         """
         index_T = np.concatenate([np.arange(*step.offsets_C[c : c + 2]) for c in chunks])
+        lengths = [step.chunks[c].length for c in chunks]
+        keys = [step.chunks[c].start + step.chunks[c].length for c in chunks]
         route_T = executed_T[index_T]
         counts = np.bincount(route_T)
-        if np.count_nonzero(counts) > 1:
-            order_T = np.argsort(route_T, kind="stable")
-            row_T = np.empty_like(order_T)
-            row_T[order_T] = np.arange(len(order_T))
-            sorted_T = torch.from_numpy(index_T[order_T])
-        else:
-            row_T, sorted_T = np.arange(len(index_T)), torch.from_numpy(index_T)
+        # By route, so that executors get slices; within a route the longest context first, so that attention's groups
+        # of similar length are slices too.
+        order_T = np.lexsort((-np.repeat(keys, lengths), route_T))
+        row_T = np.empty_like(order_T)
+        row_T[order_T] = np.arange(len(order_T))
+        sorted_T = torch.from_numpy(index_T[order_T])
         rows = torch.from_numpy(row_T)
         positions_T = step.batch.positions_T[sorted_T]
         forward = ForwardBatch(

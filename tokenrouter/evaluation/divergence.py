@@ -21,7 +21,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class RowMetrics(NamedTuple):
-    """Per row: KL in nats, negative log-likelihood of the next token (NaN without one), whether top-1 agrees."""
+    """Per row: KL in nats, the next token's NLL (NaN without one), whether top-1 agrees."""
 
     kl_T: Tensor
     nll_T: Tensor
@@ -29,7 +29,7 @@ class RowMetrics(NamedTuple):
 
 
 def compare_rows(reference_logp_TV: Tensor, logits_TV: Tensor, next_ids_T: Tensor) -> RowMetrics:
-    """Compare a run's logits with the reference's log-probabilities, at most ``MAX_ROWS`` rows at a time.
+    """Compare a run with the reference, at most ``MAX_ROWS`` rows at a time.
 
     Args:
         reference_logp_TV: float32 log-probabilities of the reference.
@@ -134,7 +134,8 @@ def mix(high: TokenScores, low: TokenScores, high_frac_by_window: Sequence[float
     """Scores of a system that runs whole windows high or low, from those of all high and all low.
 
     Args:
-        high, low: scores of the same tokens.
+        high: scores of some tokens, all high.
+        low: scores of the same tokens, all low.
         high_frac_by_window: probability that a window runs high: 1, 0, or between at the one window
             on the threshold.
     """
@@ -149,7 +150,7 @@ def mix(high: TokenScores, low: TokenScores, high_frac_by_window: Sequence[float
 
 
 def position_buckets(positions: Ints) -> Iterator[tuple[str, Bools]]:
-    """Name and mask of each position bucket that holds a token: ``16_256`` is [16, 256), ``2048_up`` the last."""
+    """Name and mask of each position bucket that holds a token; ``16_256`` is [16, 256)."""
     for start, stop in zip(BUCKET_EDGES, (*BUCKET_EDGES[1:], None), strict=True):
         mask = positions >= start
         if stop is not None:

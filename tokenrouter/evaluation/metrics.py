@@ -1,4 +1,4 @@
-"""metrics.json, section by section. Every key is defined in docs/metrics.md; names are a contract."""
+"""metrics.json, section by section. docs/metrics.md defines every key; names are a contract."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -25,7 +25,7 @@ STYLE: dict[Any, Any] = {
 
 
 def plot_tradeoff(rows: Sequence[SystemRow], path: Path, caption: str) -> Path:
-    """Every system as a labelled point: KL (mnat, standard error over windows) against output tok/s (min to max)."""
+    """Every system as a labelled point: KL against output tok/s, with the spread of both."""
     with _figure(7.6, 4.8) as (figure, panels):
         axes = panels[0]
         shown = [

@@ -1,4 +1,4 @@
-"""Quality of a routed run: KL(reference || run) over the full vocabulary, teacher-forced, in both phases.
+"""Quality of a routed run: KL(reference || run), full vocabulary, teacher-forced, both phases.
 
 Forced prefill sends a window through prefill chunks; forced decode prefills its prefix and feeds
 its last tokens one by one through the serving path, several windows in one batch. The reference's
@@ -42,16 +42,18 @@ class QualitySettings:
     def __post_init__(self) -> None:
         if self.window_tokens < 2 or self.num_windows < 1:
             raise ValueError(
-                f"evaluation needs window_tokens >= 2 and num_windows >= 1, got {self.window_tokens} and {self.num_windows}"
+                "evaluation needs window_tokens >= 2 and num_windows >= 1, got "
+                f"{self.window_tokens} and {self.num_windows}"
             )
         if not 0 <= self.decode_tokens < self.window_tokens:
             raise ValueError(
-                f"evaluation.decode_tokens must be in 0..{self.window_tokens - 1} (a window has {self.window_tokens} "
-                f"tokens and needs a prefix), got {self.decode_tokens}"
+                f"evaluation.decode_tokens must be in 0..{self.window_tokens - 1}: a window of "
+                f"{self.window_tokens} tokens needs a prefix; got {self.decode_tokens}"
             )
         if not 0 <= self.decode_windows <= self.num_windows:
             raise ValueError(
-                f"evaluation.decode_windows must be in 0..{self.num_windows}, got {self.decode_windows}"
+                f"evaluation.decode_windows must be in 0..{self.num_windows} (num_windows), "
+                f"got {self.decode_windows}"
             )
 
     @property
@@ -128,7 +130,7 @@ def measure_quality(
 def request_level_quality(
     high: Quality, low: Quality, shares: Sequence[float], high_frac: float
 ) -> Quality:
-    """What a router would reach that sends whole windows high, those of the largest share first, up to ``high_frac``.
+    """What a router reaches that sends whole windows high, up to ``high_frac`` of all tokens.
 
     A window is one request, so such a router's scores are all_high's on some windows and all_low's
     on the others. The
@@ -136,8 +138,9 @@ def request_level_quality(
         with few windows.
 
     Args:
-        high, low: scores of all_high and all_low.
-        shares: per window its share of tokens in need of the high path.
+        high: scores of all_high.
+        low: scores of all_low.
+        shares: per window its share of tokens in need of the high path; the largest go first.
         high_frac: share of tokens that run high.
     """
     left, by_window = high_frac * len(shares), [0.0] * len(shares)
@@ -190,7 +193,7 @@ class _Collected:
     def add(
         self, window: int, position: int, logp_TV: Tensor, logits_TV: Tensor, ids: list[int]
     ) -> None:
-        """Compare rows that start at ``position``; ``logp_TV`` may hold more rows than ``logits_TV``."""
+        """Compare rows that start at ``position``; ``logp_TV`` may hold more rows than needed."""
         count = logits_TV.shape[0]
         following = [*ids[position + 1 : position + 1 + count], -1][:count]
         self._parts.append(

@@ -14,7 +14,7 @@ Shares = dict[str, dict[str, dict[str, int]]]
 
 
 def high_work(llm: LLM) -> tuple[float, int]:
-    """Token-layers on the executor "high" since the engine's last reset, in tokens; and all executed tokens.
+    """Work on the executor "high" since the engine's last reset, in tokens; and all tokens.
 
     For a router that gives a token one executor for all layers, the first is its number of high
     tokens.
@@ -31,7 +31,7 @@ def high_work(llm: LLM) -> tuple[float, int]:
 def route_shares(
     outputs: Sequence[RequestOutput], route_names: Sequence[str], token_types: TokenTypeTable
 ) -> Shares:
-    """Count executed tokens: panel title -> bar label -> route name -> tokens. Tokens never fed are left out."""
+    """Executed tokens by panel title, bar label and route name. Tokens never fed are left out."""
     ids, positions, routes = [], [], []
     for output in outputs:
         for completion in output.outputs:

@@ -1,4 +1,4 @@
-"""The systems of one comparison: four baselines and the chosen router, sharing one model and one executor pool."""
+"""The systems of one comparison: four baselines and the chosen router, on one executor pool."""
 
 import itertools
 import random
@@ -16,7 +16,9 @@ from tokenrouter.workloads import RequestSpec
 
 WARM_UP_TOKENS = 4
 CALIBRATION_TOKENS = 12_288
-NO_LOW_NOTE = "all_low and request_level are left out: this executor pool has no low path (executor=int8 has one)."
+NO_LOW_NOTE = (
+    "all_low and request_level are left out: this pool has no low path (executor=int8 has)."
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +124,7 @@ class SystemsBuilder:
 
 
 def _request_router(chosen: LLM) -> RequestLevelRouter:
-    """A router for whole requests that asks the chosen router which tokens are in need, the rule router if it can't."""
+    """Decides per request; the chosen router says which tokens are in need, or the rules do."""
     router = chosen.router
     if isinstance(router, RequestLevelRouter):
         return router
@@ -151,7 +153,7 @@ def prompt_shares(
 def calibration_passages(
     requests: Sequence[RequestSpec], text_ids: Sequence[int], *, seed: int
 ) -> list[list[int]]:
-    """Passages of a text, drawn at random, as long as the requests with their outputs; at least 12,288 tokens."""
+    """Random passages of a text, as long as requests with outputs; 12,288 tokens or more."""
     draw = random.Random(f"calibration {seed}")
     lengths = itertools.cycle([len(r.prompt_ids) + (r.params.max_tokens or 0) for r in requests])
     passages: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""Throughput and latency of several systems on the same requests, interleaved so that drift hits all equally."""
+"""Throughput and latency of systems on the same requests, interleaved: drift hits all equally."""
 
 import copy
 import time
@@ -106,7 +106,7 @@ def measure_throughput(
     num_repeats: int,
     title: str = "throughput",
 ) -> dict[str, Throughput]:
-    """Run every system ``num_repeats`` times over the requests: A B C, A B C, ... The caller has warmed them up."""
+    """Run every system ``num_repeats`` times: A B C, A B C, ... The caller has warmed them up."""
     if num_repeats < 1:
         raise ValueError(f"evaluation.num_repeats must be at least 1, got {num_repeats}")
     passes: dict[str, list[Repeat]] = {name: [] for name in systems}

@@ -55,10 +55,12 @@ class Executor(ABC):
 
     @property
     @abstractmethod
-    def weight_bytes(self) -> int:
-        """Bytes of weights that one decode step of this path streams, lm_head included."""
+    def packed_weights(self) -> list[Tensor]:
+        """The weight tensors that every decode step of this path streams, lm_head included."""
 
-    def _norm_heads(self, qkv_TO: Tensor, q_norm_D: Tensor | None, k_norm_D: Tensor | None) -> Tensor:
+    def _norm_heads(
+        self, qkv_TO: Tensor, q_norm_D: Tensor | None, k_norm_D: Tensor | None
+    ) -> Tensor:
         """RMS norm of each query and key head (Qwen3), in place; returns ``qkv_TO``."""
         if q_norm_D is None or k_norm_D is None:
             return qkv_TO

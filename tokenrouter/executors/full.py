@@ -27,7 +27,9 @@ class FullExecutor(Executor):
         """See Executor."""
         weights, kernels = self._layers[layer], self._kernels
         normed_TE = kernels.rms_norm(hidden_TE, weights.input_norm_E, self._eps)
-        return self._norm_heads(kernels.matmul(normed_TE, self._qkv[layer]), weights.q_norm_D, weights.k_norm_D)
+        return self._norm_heads(
+            kernels.matmul(normed_TE, self._qkv[layer]), weights.q_norm_D, weights.k_norm_D
+        )
 
     def attention_out(self, layer: int, heads_TA: Tensor, hidden_TE: Tensor) -> None:
         """See Executor."""
@@ -42,10 +44,12 @@ class FullExecutor(Executor):
 
     def logits(self, hidden_TE: Tensor) -> Tensor:
         """See Executor."""
-        return self._kernels.matmul(self._kernels.rms_norm(hidden_TE, self._final_norm_E, self._eps), self._lm_head)
+        return self._kernels.matmul(
+            self._kernels.rms_norm(hidden_TE, self._final_norm_E, self._eps), self._lm_head
+        )
 
     @property
-    def weight_bytes(self) -> int:
+    def packed_weights(self) -> list[Tensor]:
         """See Executor."""
         packed = [*self._qkv, *self._out, *self._gate_up, *self._down, self._lm_head]
-        return sum(p.weight.numel() * p.weight.element_size() for p in packed)
+        return [p.weight for p in packed]

@@ -29,7 +29,9 @@ class Int8Executor(Executor):
         """See Executor."""
         weights, kernels = self._layers[layer], self._kernels
         rows = kernels.quantize_rows(kernels.rms_norm(hidden_TE, weights.input_norm_E, self._eps))
-        return self._norm_heads(kernels.int8_matmul(rows, self._qkv[layer]), weights.q_norm_D, weights.k_norm_D)
+        return self._norm_heads(
+            kernels.int8_matmul(rows, self._qkv[layer]), weights.q_norm_D, weights.k_norm_D
+        )
 
     def attention_out(self, layer: int, heads_TA: Tensor, hidden_TE: Tensor) -> None:
         """See Executor."""
@@ -39,7 +41,9 @@ class Int8Executor(Executor):
     def mlp(self, layer: int, hidden_TE: Tensor) -> None:
         """See Executor."""
         kernels = self._kernels
-        rows = kernels.quantize_rows(kernels.rms_norm(hidden_TE, self._layers[layer].post_norm_E, self._eps))
+        rows = kernels.quantize_rows(
+            kernels.rms_norm(hidden_TE, self._layers[layer].post_norm_E, self._eps)
+        )
         gated_TI = kernels.silu_mul(kernels.int8_matmul(rows, self._gate_up[layer]))
         hidden_TE.add_(kernels.int8_matmul(kernels.quantize_rows(gated_TI), self._down[layer]))
 
@@ -50,7 +54,7 @@ class Int8Executor(Executor):
         return kernels.int8_matmul(rows, self._lm_head)
 
     @property
-    def weight_bytes(self) -> int:
+    def packed_weights(self) -> list[Tensor]:
         """See Executor."""
         packed = [*self._qkv, *self._out, *self._gate_up, *self._down, self._lm_head]
-        return sum(p.weight.numel() * p.weight.element_size() for p in packed)
+        return [p.weight for p in packed]

@@ -7,7 +7,7 @@ from typing import Literal
 from tokenrouter.executors.base import Executor
 from tokenrouter.executors.full import FullExecutor
 from tokenrouter.executors.int8 import Int8Executor
-from tokenrouter.kernels import KernelSet, select
+from tokenrouter.kernels import KernelSet, huge_pages, select
 from tokenrouter.models import LoadedModel
 
 ExecutorFactory = Callable[[LoadedModel, KernelSet], Executor]
@@ -30,7 +30,9 @@ class PoolSpec:
         if self.lm_head not in ("high", "low"):
             raise ValueError(f"executor.lm_head={self.lm_head!r} must be high or low")
         if self.lm_head == "low" and self.low is None:
-            raise ValueError("executor.lm_head=low has no effect without a low executor; set executor=int8")
+            raise ValueError(
+                "executor.lm_head=low has no effect without a low executor; set executor=int8"
+            )
 
 
 POOLS: dict[str, PoolSpec] = {"full": PoolSpec(), "int8": PoolSpec(low=Int8Executor)}
@@ -51,7 +53,9 @@ class ExecutorPool:
         return ", ".join([*paths, f"lm_head={self.lm_head}"])
 
 
-def build_pool(spec: PoolSpec | str, model: LoadedModel, *, kernels: KernelSet | None = None) -> ExecutorPool:
+def build_pool(
+    spec: PoolSpec | str, model: LoadedModel, *, kernels: KernelSet | None = None
+) -> ExecutorPool:
     """Builds the executors of ``spec`` (a PoolSpec, or the name of one in ``POOLS``) for ``model``."""
     if isinstance(spec, str):
         if spec not in POOLS:
@@ -61,4 +65,6 @@ def build_pool(spec: PoolSpec | str, model: LoadedModel, *, kernels: KernelSet |
     executors = {"high": spec.high(model, kernels)}
     if spec.low is not None:
         executors["low"] = spec.low(model, kernels)
+    for executor in executors.values():
+        huge_pages.collapse(executor.packed_weights)
     return ExecutorPool(executors=executors, lm_head=spec.lm_head, kernels=kernels)

@@ -37,7 +37,7 @@ class KernelSet:
     pack_int8: Callable[[Tensor, Tensor | None], PackedInt8]
     int8_matmul: Callable[[QuantizedRows, PackedInt8], Tensor]
     silu_mul: Callable[[Tensor], Tensor]
-    rope_store_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    rope_store_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     plan_attention: Callable[..., AttentionPlan]
     attention: Callable[[Tensor, Tensor, AttentionPlan], Tensor]
 
@@ -45,7 +45,9 @@ class KernelSet:
 def select(backend: str = "auto") -> KernelSet:
     """The operators of ``backend``; raises ValueError with the choices for an unknown one."""
     if backend not in BACKENDS:
-        raise ValueError(f"unknown kernel backend {backend!r}; choose one of: {', '.join(BACKENDS)}")
+        raise ValueError(
+            f"unknown kernel backend {backend!r}; choose one of: {', '.join(BACKENDS)}"
+        )
     return KernelSet(
         name="reference",
         rms_norm=rms_norm.rms_norm,

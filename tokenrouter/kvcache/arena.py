@@ -1,7 +1,12 @@
-"""The memory behind the pool. L layers, S slots and one null slot, P planes (key heads, then value heads), D head size."""
+"""The memory behind the pool.
+
+L layers, S slots and one null slot, P planes (key heads, then value heads), D head size.
+"""
 
 import torch
 from torch import Tensor
+
+from tokenrouter.kernels import huge_pages
 
 
 class KVArena:
@@ -14,7 +19,10 @@ class KVArena:
     def __init__(
         self, *, num_layers: int, num_slots: int, kv_planes: int, head_dim: int, dtype: torch.dtype
     ) -> None:
-        self.kv_LSPD: Tensor = torch.empty(num_layers, num_slots + 1, kv_planes, head_dim, dtype=dtype)
+        self.kv_LSPD: Tensor = torch.empty(
+            num_layers, num_slots + 1, kv_planes, head_dim, dtype=dtype
+        )
+        huge_pages.prefer(self.kv_LSPD)
         self.kv_LSPD[:, -1].zero_()
 
     @property

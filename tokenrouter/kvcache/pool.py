@@ -21,7 +21,9 @@ class KVPool:
 
     def __init__(self, *, num_slots: int, max_rows: int, max_len: int) -> None:
         if min(num_slots, max_rows, max_len) < 1:
-            raise ValueError(f"a pool needs slots, rows and a length, got {num_slots}, {max_rows}, {max_len}")
+            raise ValueError(
+                f"a pool needs slots, rows and a length, got {num_slots}, {max_rows}, {max_len}"
+            )
         self.num_slots = num_slots
         self.max_len = max_len
         self.slots_BN: NDArray[np.int64] = np.zeros((max_rows, max_len), np.int64)
@@ -95,7 +97,9 @@ class KVPool:
         all_used = np.concatenate(used) if used else np.zeros(0, np.int64)
         assert len(np.unique(all_used)) == len(all_used), "a slot belongs to two requests"
         assert len(all_used) == self.live, "live slots and slot tables disagree"
-        assert self.free + self.live + self.cached == self.num_slots, "free + live + cached != total"
+        assert self.free + self.live + self.cached == self.num_slots, (
+            "free + live + cached != total"
+        )
         assert int((self._owner_S == FREE).sum()) == self.free, "owners and free count disagree"
         for row, slots_N in enumerate(used):
             assert (self._owner_S[slots_N] == row).all(), f"row {row} does not own its slots"
@@ -117,7 +121,9 @@ class KVPool:
         if kept and follow + wanted <= self.num_slots:
             run = slice(follow, follow + wanted)
             promised = self._promised_S[run]
-            if (self._owner_S[run] == FREE).all() and ((promised == row) | (promised == FREE)).all():
+            if (self._owner_S[run] == FREE).all() and (
+                (promised == row) | (promised == FREE)
+            ).all():
                 return np.arange(follow, follow + wanted)
         free_S = self._owner_S == FREE
         rank_S = np.where(self._promised_S == row, 0, np.where(self._promised_S == FREE, 1, 2))

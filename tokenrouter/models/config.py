@@ -56,7 +56,9 @@ def check_supported(hf_config: Any) -> str:
     raise ValueError(f"unsupported architecture: {found}; supported: {', '.join(SUPPORTED)}")
 
 
-def from_hf(hf_config: Any, *, max_model_len: int | None = None, eos_token_ids: frozenset[int]) -> ModelConfig:
+def from_hf(
+    hf_config: Any, *, max_model_len: int | None = None, eos_token_ids: frozenset[int]
+) -> ModelConfig:
     """Reads a transformers config; raises ValueError for an architecture or option that the decoder does not have."""
     family = check_supported(hf_config)
     if hf_config.hidden_act != "silu":
@@ -66,9 +68,13 @@ def from_hf(hf_config: Any, *, max_model_len: int | None = None, eos_token_ids: 
         raise ValueError(f"unsupported rope_type {rope_type!r}; supported: {', '.join(ROPE_TYPES)}")
     trained_len = int(hf_config.max_position_embeddings)
     if rope_type == "dynamic":
-        trained_len = int(hf_config.rope_parameters.get("original_max_position_embeddings") or trained_len)
+        trained_len = int(
+            hf_config.rope_parameters.get("original_max_position_embeddings") or trained_len
+        )
     if max_model_len is not None and not 1 <= max_model_len <= trained_len:
-        raise ValueError(f"max_model_len {max_model_len} must lie in 1 .. {trained_len}, the model's own length")
+        raise ValueError(
+            f"max_model_len {max_model_len} must lie in 1 .. {trained_len}, the model's own length"
+        )
     length = max_model_len or trained_len
     num_heads = int(hf_config.num_attention_heads)
     return ModelConfig(
@@ -82,14 +88,20 @@ def from_hf(hf_config: Any, *, max_model_len: int | None = None, eos_token_ids: 
         vocab_size=int(hf_config.vocab_size),
         rms_norm_eps=float(hf_config.rms_norm_eps),
         max_model_len=length,
-        windows=tuple(_window(hf_config, layer, length) for layer in range(hf_config.num_hidden_layers)),
+        windows=tuple(
+            _window(hf_config, layer, length) for layer in range(hf_config.num_hidden_layers)
+        ),
         eos_token_ids=eos_token_ids,
     )
 
 
 def _window(hf_config: Any, layer: int, length: int) -> int | None:
     window = getattr(hf_config, "sliding_window", None)
-    if window is None or getattr(hf_config, "use_sliding_window", True) is False or window >= length:
+    if (
+        window is None
+        or getattr(hf_config, "use_sliding_window", True) is False
+        or window >= length
+    ):
         return None
     layer_types = getattr(hf_config, "layer_types", None)
     if layer_types is not None and layer_types[layer] != "sliding_attention":

@@ -53,7 +53,6 @@ class Decoder:
         self._weights = model.weights
         self._kernels = kernels
         self._scale = model.config.head_dim**-0.5
-        self._split = (model.config.num_heads * model.config.head_dim, model.config.head_dim)
 
     @torch.inference_mode()
     def forward(
@@ -77,13 +76,12 @@ class Decoder:
         weights = self._weights
         hidden_TE = weights.embed_VE[batch.ids_T]
         cos_TD, sin_TD = weights.cos_ND[batch.positions_T], weights.sin_ND[batch.positions_T]
-        plans = self._plan(batch, arena_LSPD.shape[1] - 1)
+        plans = self._plan(batch, arena_LSPD)
         for layer, segments in enumerate(batch.segments):
             kv_SPD = arena_LSPD[layer]
             qkv_TO = self._qkv(layer, hidden_TE, segments, executors, times)
             started = time.perf_counter()
-            self._kernels.rope_store_kv(qkv_TO, cos_TD, sin_TD, batch.slots_T, kv_SPD)
-            q_THD = qkv_TO[:, : self._split[0]].unflatten(-1, (-1, self._split[1]))
+            q_THD = self._kernels.rope_store_kv(qkv_TO, cos_TD, sin_TD, batch.slots_T, kv_SPD)
             heads_TA = self._kernels.attention(q_THD, kv_SPD, plans[self.config.windows[layer]])
             times.attention_s += time.perf_counter() - started
             for start, stop, name in segments:
@@ -93,9 +91,16 @@ class Decoder:
                 times.add(name, time.perf_counter() - started)
         return hidden_TE
 
-    def _plan(self, batch: ForwardBatch, null_slot: int) -> dict[int | None, AttentionPlan]:
+    def _plan(self, batch: ForwardBatch, arena_LSPD: Tensor) -> dict[int | None, AttentionPlan]:
+        """One plan per distinct sliding window; the arena's last slot is the null slot."""
         return {
-            window: self._kernels.plan_attention(batch.spans, null_slot=null_slot, scale=self._scale, window=window)
+            window: self._kernels.plan_attention(
+                batch.spans,
+                null_slot=arena_LSPD.shape[1] - 1,
+                scale=self._scale,
+                dtype=arena_LSPD.dtype,
+                window=window,
+            )
             for window in set(self.config.windows)
         }
 

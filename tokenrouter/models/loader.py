@@ -42,7 +42,11 @@ class LoadedModel:
     def astype(self, dtype: str | torch.dtype) -> "LoadedModel":
         """The same model with weights rounded to another dtype. Load in float32 to get an unrounded reference."""
         target = parse_dtype(dtype)
-        return self if target == self.dtype else replace(self, weights=self.weights.astype(target), dtype=target)
+        return (
+            self
+            if target == self.dtype
+            else replace(self, weights=self.weights.astype(target), dtype=target)
+        )
 
 
 def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
@@ -73,25 +77,47 @@ def load_model(
     Raises:
         ValueError: unknown path, unreadable file, unsupported architecture, dtype or RoPE variant.
     """
+    source, gguf_file = _resolve(name_or_path, gguf_file)
+    from transformers import AutoTokenizer
+
+    options = {"gguf_file": gguf_file} if gguf_file else {}
+    hf_model = hf_model_for(name_or_path, dtype=dtype, gguf_file=gguf_file)
+    with _clear_errors(name_or_path, gguf_file):
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    return from_hf_model(hf_model, tokenizer, name=name_or_path, max_model_len=max_model_len)
+
+
+def hf_model_for(
+    name_or_path: str, *, dtype: str | torch.dtype = "bfloat16", gguf_file: str | None = None
+) -> Any:
+    """The transformers model of a supported checkpoint: what ``load_model`` takes its weights from."""
     target = parse_dtype(dtype)
     source, gguf_file = _resolve(name_or_path, gguf_file)
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     options = {"gguf_file": gguf_file} if gguf_file else {}
     with _clear_errors(name_or_path, gguf_file):
         model_config.check_supported(AutoConfig.from_pretrained(source, **options))
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        hf_model = AutoModelForCausalLM.from_pretrained(source, dtype=target, **options)
-    return from_hf_model(hf_model, tokenizer, name=name_or_path, max_model_len=max_model_len)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=target, output_loading_info=True, **options
+        )
+        hf_model, info = loaded
+        if missing := sorted(info["missing_keys"]):  # transformers fills them with random numbers
+            raise ValueError(f"the checkpoint has no tensor {', '.join(missing[:5])}")
+        return hf_model.eval()
 
 
-def from_hf_model(hf_model: Any, tokenizer: Any, *, name: str, max_model_len: int | None = None) -> LoadedModel:
+def from_hf_model(
+    hf_model: Any, tokenizer: Any, *, name: str, max_model_len: int | None = None
+) -> LoadedModel:
     """Takes over the weights of a transformers model in memory (they are not copied where they need no fusing)."""
     eos = _eos_ids(hf_model, tokenizer)
     config = model_config.from_hf(hf_model.config, max_model_len=max_model_len, eos_token_ids=eos)
     state = {key: value.detach() for key, value in hf_model.state_dict().items()}
     dtype = state["model.embed_tokens.weight"].dtype
-    table = rope.tables(hf_model.config, head_dim=config.head_dim, max_len=config.max_model_len, dtype=dtype)
+    table = rope.tables(
+        hf_model.config, head_dim=config.head_dim, max_len=config.max_model_len, dtype=dtype
+    )
     return LoadedModel(
         name=name,
         config=config,
@@ -105,7 +131,8 @@ def from_hf_model(hf_model: Any, tokenizer: Any, *, name: str, max_model_len: in
 def _resolve(name_or_path: str, gguf_file: str | None) -> tuple[str, str | None]:
     if name_or_path.startswith(PACKAGE_PREFIX):
         distribution = name_or_path.removeprefix(PACKAGE_PREFIX)
-        spec = importlib.util.find_spec(distribution.replace("-", "_"))
+        name = distribution.replace("-", "_")
+        spec = importlib.util.find_spec(name) if name.isidentifier() else None
         folders = list(spec.submodule_search_locations or []) if spec else []
         files = sorted(path for folder in folders for path in Path(folder).glob("*.gguf"))
         if not files:
@@ -132,12 +159,22 @@ def _clear_errors(name: str, gguf_file: str | None) -> Iterator[None]:
     except ValueError as error:
         if "unsupported architecture" in str(error):
             raise
-        raise ValueError(f"cannot load model {name!r}: {error}") from error
+        what = f"corrupt or unsupported GGUF file {gguf_file!r}: " if gguf_file else ""
+        supported = ", ".join(model_config.SUPPORTED)
+        raise ValueError(
+            f"cannot load model {name!r}: {what}{error} (supported architectures: {supported})"
+        ) from error
     except ImportError:
         raise
     except Exception as error:
-        what = f"corrupt or unreadable GGUF file {gguf_file!r}" if gguf_file else "not found or unreadable"
-        raise ValueError(f"cannot load model {name!r}: {what} ({type(error).__name__}: {error})") from error
+        what = (
+            f"corrupt or unreadable GGUF file {gguf_file!r}"
+            if gguf_file
+            else "not found or unreadable"
+        )
+        raise ValueError(
+            f"cannot load model {name!r}: {what} ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _eos_ids(hf_model: Any, tokenizer: Any) -> frozenset[int]:
@@ -145,7 +182,9 @@ def _eos_ids(hf_model: Any, tokenizer: Any) -> frozenset[int]:
     ids = getattr(generation, "eos_token_id", None)
     ids = hf_model.config.eos_token_id if ids is None else ids
     found = set(ids) if isinstance(ids, list | tuple) else {ids}
-    return frozenset(int(i) for i in found | {getattr(tokenizer, "eos_token_id", None)} if i is not None)
+    return frozenset(
+        int(i) for i in found | {getattr(tokenizer, "eos_token_id", None)} if i is not None
+    )
 
 
 def _hash(state: dict[str, torch.Tensor]) -> str:
@@ -153,5 +192,7 @@ def _hash(state: dict[str, torch.Tensor]) -> str:
     for key in sorted(state):
         value = state[key]
         digest.update(f"{key}{tuple(value.shape)}{value.dtype}".encode())
-        digest.update(value.double().sum().numpy().tobytes() + value.flatten()[:64].double().numpy().tobytes())
+        digest.update(
+            value.double().sum().numpy().tobytes() + value.flatten()[:64].double().numpy().tobytes()
+        )
     return digest.hexdigest()[:16]

@@ -12,7 +12,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from tokenrouter.kernels.rope_store_kv.reference import signed_sin
 
 
-def tables(hf_config: Any, *, head_dim: int, max_len: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def tables(
+    hf_config: Any, *, head_dim: int, max_len: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Cosine and signed sine tables ``[N, D]`` for positions 0 .. max_len - 1, computed in float32."""
     parameters = hf_config.rope_parameters or {}
     rope_type = parameters.get("rope_type", "default")

@@ -1,5 +1,7 @@
 """Tiny models with random weights, one per family, for tests and debugging. They have every option of their family."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ class ByteTokenizer:
     eos_token_id = 2
     all_special_ids = (0, 1, 2)
     chat_template = None
+    added_tokens_decoder: Mapping[int, Any] = MappingProxyType({})
 
     def __len__(self) -> int:
         return 259
@@ -37,11 +40,16 @@ class ByteTokenizer:
         """The inverse; ids beyond the bytes wrap around, special ids vanish or show as a name."""
         names = {0: b"<unk>", 1: b"<s>", 2: b"</s>"}
         data = b"".join(
-            (b"" if skip_special_tokens else names[int(i)]) if int(i) < 3 else bytes([(int(i) - 3) % 256]) for i in ids
+            (b"" if skip_special_tokens else names[int(i)])
+            if int(i) < 3
+            else bytes([(int(i) - 3) % 256])
+            for i in ids
         )
         return data.decode(errors="replace")
 
-    def batch_decode(self, sequences: Any, skip_special_tokens: bool = False, **_: Any) -> list[str]:
+    def batch_decode(
+        self, sequences: Any, skip_special_tokens: bool = False, **_: Any
+    ) -> list[str]:
         """Each sequence decoded."""
         return [self.decode(ids, skip_special_tokens) for ids in sequences]
 
@@ -54,10 +62,14 @@ def tiny_random(
     family: str = "llama", *, dtype: str | torch.dtype = "float32", seed: int = 0, **options: Any
 ) -> LoadedModel:
     """A four-layer model of ``family`` with seeded random weights; ``options`` override its transformers config."""
-    return from_hf_model(tiny_hf(family, dtype=dtype, seed=seed, **options), ByteTokenizer(), name=f"tiny_{family}")
+    return from_hf_model(
+        tiny_hf(family, dtype=dtype, seed=seed, **options), ByteTokenizer(), name=f"tiny_{family}"
+    )
 
 
-def tiny_hf(family: str = "llama", *, dtype: str | torch.dtype = "float32", seed: int = 0, **options: Any) -> Any:
+def tiny_hf(
+    family: str = "llama", *, dtype: str | torch.dtype = "float32", seed: int = 0, **options: Any
+) -> Any:
     """The same model as transformers builds it: the yardstick in tests."""
     import transformers as hf
 

@@ -62,7 +62,9 @@ def _cast(layer: LayerWeights, dtype: torch.dtype) -> LayerWeights:
     return replace(layer, **{name: w.to(dtype) for name, w in present.items() if w is not None})
 
 
-def from_state_dict(state: Mapping[str, Tensor], config: ModelConfig, rope: tuple[Tensor, Tensor]) -> DecoderWeights:
+def from_state_dict(
+    state: Mapping[str, Tensor], config: ModelConfig, rope: tuple[Tensor, Tensor]
+) -> DecoderWeights:
     """Fuses a transformers state dict of a supported family; raises ValueError when a tensor is missing."""
     try:
         embed_VE = state["model.embed_tokens.weight"]
@@ -76,7 +78,9 @@ def from_state_dict(state: Mapping[str, Tensor], config: ModelConfig, rope: tupl
             sin_ND=rope[1],
         )
     except KeyError as error:
-        raise ValueError(f"the checkpoint has no tensor {error.args[0]!r}, which {config.family} needs") from error
+        raise ValueError(
+            f"the checkpoint has no tensor {error.args[0]!r}, which {config.family} needs"
+        ) from error
 
 
 def _layer(state: Mapping[str, Tensor], prefix: str) -> LayerWeights:

@@ -5,4 +5,12 @@ from tokenrouter.scheduler.fcfs import FCFSScheduler
 from tokenrouter.scheduler.request import UNDECIDED, Request
 from tokenrouter.scheduler.static_batch import StaticBatchScheduler
 
-__all__ = ["UNDECIDED", "Chunk", "FCFSScheduler", "Request", "Scheduler", "StaticBatchScheduler", "StepPlan"]
+__all__ = [
+    "UNDECIDED",
+    "Chunk",
+    "FCFSScheduler",
+    "Request",
+    "Scheduler",
+    "StaticBatchScheduler",
+    "StepPlan",
+]

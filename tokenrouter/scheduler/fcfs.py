@@ -1,5 +1,7 @@
-"""First come, first served, with continuous batching (Orca, Yu et al. 2022), chunked prefill (Sarathi-Serve, Agrawal et
-al. 2024, arXiv:2403.02310) and preemption by recompute (vLLM, Kwon et al. 2023, arXiv:2309.06180).
+"""First come, first served.
+
+Continuous batching (Orca, Yu et al. 2022), chunked prefill (Sarathi-Serve, Agrawal et al. 2024, arXiv:2403.02310) and
+preemption by recompute (vLLM, Kwon et al. 2023, arXiv:2309.06180).
 """
 
 from tokenrouter.scheduler.base import Chunk, Scheduler, StepPlan
@@ -65,7 +67,11 @@ class FCFSScheduler(Scheduler):
         self.waiting.appendleft(victim)
 
     def _may_admit(self) -> bool:
-        return bool(self.waiting) and len(self.running) < self.max_num_seqs and self.pool.num_free_rows > 0
+        return (
+            bool(self.waiting)
+            and len(self.running) < self.max_num_seqs
+            and self.pool.num_free_rows > 0
+        )
 
     def _admit(self, budget: int, lengths: dict[Request, int]) -> None:
         while budget and self._may_admit() and self.waiting[0].num_tokens <= self.pool.free:

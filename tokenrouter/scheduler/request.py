@@ -29,6 +29,7 @@ class Request:
         logits_sink: called with (position, logits) for every position whose logits were asked for.
         wants_all_logits: logits of every position, not only of the last.
         requested_N: the router's decision per position, UNDECIDED where there is none yet.
+        num_handed: positions below it had their logits handed to the sink.
         waited_steps: steps that the current decode token has spent in its route's queue.
     """
 
@@ -43,6 +44,7 @@ class Request:
     logits_sink: LogitsSink | None = None
     wants_all_logits: bool = False
     num_computed: int = 0
+    num_handed: int = 0
     row: int = -1
     waited_steps: int = 0
     finished: bool = False
@@ -77,6 +79,13 @@ class Request:
     def decoding(self) -> bool:
         """Whether the next token to compute is the last one known, and not part of the prompt."""
         return self.num_uncomputed == 1 and self.num_computed >= self.prompt_len
+
+    def hand_over(self, start: int, logits_RV: Tensor) -> None:
+        """Gives the sink the logits of positions ``start`` and on, each position once: not again in a recompute."""
+        skip = max(self.num_handed - start, 0)
+        if self.logits_sink is not None and skip < len(logits_RV):
+            self.logits_sink(start + skip, logits_RV[skip:])
+            self.num_handed = start + len(logits_RV)
 
     def start_waiting(self, now_s: float | None = None) -> None:
         """From now on the request could not run."""

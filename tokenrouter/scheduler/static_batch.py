@@ -14,9 +14,13 @@ class StaticBatchScheduler(FCFSScheduler):
     def __init__(
         self, *, pool: KVPool, max_num_seqs: int, max_num_batched_tokens: int, batch_size: int = 8
     ) -> None:
-        super().__init__(pool=pool, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        super().__init__(
+            pool=pool, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+        )
         if not 1 <= batch_size <= max_num_seqs:
-            raise ValueError(f"batch_size {batch_size} must lie in 1 .. max_num_seqs {max_num_seqs}")
+            raise ValueError(
+                f"batch_size {batch_size} must lie in 1 .. max_num_seqs {max_num_seqs}"
+            )
         self.batch_size = batch_size
         self._open = True
 

@@ -62,7 +62,7 @@ def load_requests(cfg: DictConfig, tokenizer: Any, text: Text) -> list[RequestSp
 
 
 def engine_options(cfg: DictConfig) -> EngineOptions:
-    """conf/scheduler and conf/kvcache as the engine takes them; keys are spelt out so that a misspelt one is refused."""
+    """conf/scheduler and conf/kvcache, as the engine takes them."""
     scheduler = cfg.scheduler
     return EngineOptions(
         scheduler=scheduler.policy,

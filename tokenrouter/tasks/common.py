@@ -41,7 +41,9 @@ class Job:
 
 
 def run_job(cfg: DictConfig) -> None:
-    """Run the task of one Hydra job. Every failure is in status.json; a user's mistake is one line on the terminal.
+    """Run the task of one Hydra job.
+
+    Every failure is in status.json; a user's mistake is one line on the terminal.
 
     Raises:
         SystemExit: a user's mistake in a single run.
@@ -120,7 +122,7 @@ def _prepare_process(cfg: DictConfig) -> None:
 
 
 def quote_prompt(arguments: Sequence[str]) -> list[str]:
-    """Command-line arguments with the value of ``prompt=`` quoted, so that commas and brackets in it stay text."""
+    """Arguments with the value of ``prompt=`` quoted, so that commas and brackets stay text."""
     return [_quoted(argument) for argument in arguments]
 
 

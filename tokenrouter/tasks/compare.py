@@ -1,4 +1,4 @@
-"""Runs the baselines and the chosen router on the same requests and windows, and reports what was measured."""
+"""Runs baselines and chosen router on the same requests and windows, and reports on them."""
 
 import logging
 from collections.abc import Mapping
@@ -48,13 +48,13 @@ class Setup:
 
 
 def compare(job: Job, *, serve: bool, score: bool) -> None:
-    """Measure throughput (``serve``) and quality (``score``) of all systems; write metrics, table and plots."""
+    """Measure throughput (``serve``) and quality (``score``) of all systems, and report."""
     cfg = job.cfg
     setup = prepare(cfg, serve=serve, score=score)
     systems = setup.systems
     provenance = collect_provenance(
         seed=cfg.seed,
-        model=cfg.model.name,
+        model=setup.builder.model.name,
         model_hash=setup.builder.model.model_hash,
         extra={
             "text": setup.text.name,
@@ -106,7 +106,7 @@ def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
 
 
 def measure(cfg: DictConfig, setup: Setup) -> QualityReport:
-    """Quality of every system; request_level's and static_batch's follow from all_high's and all_low's."""
+    """Quality of every system; all_high's and all_low's give request_level's and static_batch's."""
     settings = QualitySettings(
         window_tokens=cfg.evaluation.window_tokens,
         num_windows=cfg.evaluation.num_windows,
@@ -178,7 +178,7 @@ def draw(
 
 
 def log_decisions(setup: Setup, path: Path) -> None:
-    """One more pass of the chosen router over the requests, with the log on: measured passes are never slowed by it."""
+    """One more pass of the chosen router, with the log on, so that it slows no measured pass."""
     builder = setup.builder
     router = setup.systems.chosen_llm.router
     llm = builder.llm(router, replace(builder.options, log_decisions=True))

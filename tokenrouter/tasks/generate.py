@@ -26,7 +26,7 @@ def run(job: Job) -> None:
     )
     extra = {"executors": llm.pool.description}
     provenance = collect_provenance(
-        seed=cfg.seed, model=cfg.model.name, model_hash=model.model_hash, extra=extra
+        seed=cfg.seed, model=model.name, model_hash=model.model_hash, extra=extra
     )
     job.folder.write_json("provenance.json", provenance.as_dict())
     done = _stream(llm, _prompt(llm, cfg), SamplingParams(**cfg.sampling))
@@ -64,8 +64,8 @@ def _stream(llm: LLM, prompt: str | list[int], params: SamplingParams) -> Repeat
 
 def _print_summary(done: Repeat, routes: dict[str, dict[str, float]], reason: str) -> None:
     shares = ", ".join(
-        f"{name} {100 * entry['token_frac']:.1f} % (prompt {100 * entry['prefill_token_frac']:.1f} %, "
-        f"output {100 * entry['decode_token_frac']:.1f} %)"
+        f"{name} {entry['token_frac']:.1%} (prompt {entry['prefill_token_frac']:.1%}, "
+        f"output {entry['decode_token_frac']:.1%})"
         for name, entry in routes.items()
     )
     print(

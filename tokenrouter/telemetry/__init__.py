@@ -1,4 +1,4 @@
-"""What a run leaves behind: its folder, its provenance, its decision log, percentiles and peak memory."""
+"""What a run leaves behind: folder, provenance, decision log, percentiles, peak memory."""
 
 from tokenrouter.telemetry.decisions import DecisionLog, write_decisions
 from tokenrouter.telemetry.memory import peak_process_bytes, reset_peak_process_bytes

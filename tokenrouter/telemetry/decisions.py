@@ -60,7 +60,7 @@ class DecisionLog:
 
 
 def write_decisions(path: Path, log: DecisionLog) -> int:
-    """Write ``log`` to a parquet file (columns ``COLUMNS``, names as dictionaries); returns the number of rows."""
+    """Write ``log`` as parquet (``COLUMNS``, names as dictionaries); returns the number of rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -92,7 +92,8 @@ def _column(blocks: Sequence[Block], name: str) -> npt.NDArray[Any]:
     missing = [index for index, block in enumerate(blocks) if name not in block]
     if missing:
         raise ValueError(
-            f"decision block {missing[0]} has no column {name!r}; it has: {', '.join(blocks[missing[0]])}"
+            f"decision block {missing[0]} has no column {name!r}; "
+            f"it has: {', '.join(blocks[missing[0]])}"
         )
     return (
         np.concatenate([np.asarray(block[name]) for block in blocks])

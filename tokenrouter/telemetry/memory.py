@@ -21,7 +21,7 @@ def peak_process_bytes() -> int:
 
 
 def reset_peak_process_bytes() -> bool:
-    """Start the peak anew, so that a job does not report its predecessor's in one process; False where it can't."""
+    """Start the peak anew, so that a job of a sweep reports its own; False where it can't."""
     try:
         _CLEAR_REFS.write_text("5")
     except OSError:

@@ -27,7 +27,7 @@ _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provenance:
-    """What must be known to repeat a run. ``commit`` and ``dirty`` are None outside a git checkout of this project."""
+    """What must be known to repeat a run; ``commit`` and ``dirty`` are None outside a checkout."""
 
     commit: str | None
     dirty: bool | None
@@ -45,7 +45,7 @@ class Provenance:
 
     @property
     def commit_label(self) -> str:
-        """For the foot of a table: ``commit 1a2b3c4d``, ``commit 1a2b3c4d+changes`` or ``no commit``."""
+        """For the foot of a table, e.g. ``commit 1a2b3c4d+changes``, or ``no commit``."""
         if self.commit is None:
             return "no commit"
         return f"commit {self.commit[:8]}" + ("+changes" if self.dirty else "")
@@ -70,7 +70,8 @@ def collect_provenance(
 
     Args:
         seed: the run's seed.
-        model: the model's name; model_hash: hash of its weights.
+        model: the model's name.
+        model_hash: hash of its weights.
         extra: further facts, e.g. the hash of the evaluated text.
         root: folder to look for the git checkout in.
     """
@@ -89,7 +90,7 @@ def collect_provenance(
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:
-    """Commit and whether anything differs from it; (None, None) where ``root`` is not a checkout of its own.
+    """Commit and whether anything differs from it; (None, None) where ``root`` is no checkout.
 
     A package folder that merely lies inside another repository (a virtual environment in it, say)
     does not count: its files are not tracked there.

@@ -1,4 +1,4 @@
-"""The folder of one run. Tables and figures are built from these files, never from an experiment tracker."""
+"""The folder of one run. Tables and figures are built from its files, never from a tracker."""
 
 import json
 import math
@@ -6,7 +6,7 @@ import os
 import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ SECTIONS = ("quality", "throughput", "latency", "router", "routes", "kv", "memor
 
 
 class RunFolder:
-    """Writes config.yaml, overrides.yaml, provenance.json, metrics.json, steps.jsonl and status.json.
+    """Writes the files of a run: config, overrides, provenance, metrics, steps, status.
 
     ``status.json`` says ``running`` from the start, then ``ok`` or ``failed``; a run that was
     killed stays ``running``.
@@ -59,7 +59,7 @@ class RunFolder:
         )
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> Path:
-        """Write ``metrics.json``: sections in the order of ``SECTIONS``, NaN and unknown sections refused."""
+        """Write metrics.json in the order of ``SECTIONS``; NaN and unknown sections are refused."""
         unknown = [name for name in metrics if name not in SECTIONS]
         if unknown:
             raise ValueError(
@@ -128,4 +128,4 @@ def _nulled(value: Any) -> Any:
 
 
 def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""Requests whose prompt and output lengths are controlled, so that every system does the same work."""
+"""Requests with controlled prompt and output lengths: every system does the same work."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ class RequestSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthMix:
-    """Greedy requests of given prompt lengths and random output lengths that ignore EOS. All arrive at once.
+    """Greedy requests of given prompt and random output lengths, without EOS, all at once.
 
     A prompt is one of our own prompts followed by a passage of the text, cut to length: the short
         ones differ in kind
@@ -45,12 +45,13 @@ class LengthMix:
     def __post_init__(self) -> None:
         if not self.prompt_lengths or min(self.prompt_lengths) < 1:
             raise ValueError(
-                f"workload.prompt_lengths needs lengths of at least 1, got {list(self.prompt_lengths)}"
+                "workload.prompt_lengths needs lengths of at least 1, "
+                f"got {list(self.prompt_lengths)}"
             )
         if not 1 <= self.output_min <= self.output_max:
             raise ValueError(
-                f"workload needs 1 <= output_min <= output_max, got output_min={self.output_min} and "
-                f"output_max={self.output_max}"
+                "workload needs 1 <= output_min <= output_max, "
+                f"got output_min={self.output_min} and output_max={self.output_max}"
             )
 
     def requests(
@@ -65,7 +66,7 @@ class LengthMix:
         longest = max(self.prompt_lengths)
         if len(text_ids) < longest:
             raise ValueError(
-                f"a prompt of {longest} tokens needs a text at least as long; it has {len(text_ids)} tokens"
+                f"a prompt of {longest} tokens needs a longer text; this one has {len(text_ids)}"
             )
         draw = random.Random(self.seed)
         specs = []

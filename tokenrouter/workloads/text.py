@@ -1,4 +1,4 @@
-"""Text to evaluate on: CPython's own language reference by default, local sets by choice. No network."""
+"""Text to evaluate on: CPython's language reference by default, local sets by choice."""
 
 import hashlib
 import importlib
@@ -22,7 +22,7 @@ class TextSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PythonDocs:
-    """The language reference in ``pydoc_data.topics`` (about 460 kB: prose, code, grammar, numbers).
+    """The language reference in ``pydoc_data.topics``: 460 kB of prose, code and grammar.
 
     It comes with every CPython, so nothing is fetched; its text differs a little between Python
     versions, so compare runs of one version only (provenance.json has the text's hash).
@@ -94,8 +94,8 @@ def windows(token_ids: Sequence[int], length: int, count: int) -> list[list[int]
         )
     if len(token_ids) < length * count:
         raise ValueError(
-            f"{count} windows of {length} tokens need {length * count} tokens; the text has {len(token_ids)}: "
-            "use fewer or shorter windows, or a longer text"
+            f"{count} windows of {length} tokens need {length * count} tokens; the text has "
+            f"{len(token_ids)}: use fewer or shorter windows, or a longer text"
         )
     gap = (len(token_ids) - length * count) / count
     starts = [int(index * (length + gap)) for index in range(count)]

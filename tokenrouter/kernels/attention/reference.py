@@ -17,57 +17,76 @@ from torch import Tensor
 
 from tokenrouter.types import AttentionSpan
 
-IN_PLACE_MIN_KEYS = 192  # below this a batched gather beats a call per request
+GROUP_WASTE_KEYS = 1000  # padding that costs as much as one more call
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Call:
     """One ``scaled_dot_product_attention`` call: B requests with Q queries and K keys each.
 
-    ``slots`` is an int64 tensor ``[B * K]`` or a slice of the arena; ``mask`` broadcasts to ``[B, 1, Q, K]``, True
-    where a key is visible.
+    ``slots`` is an int64 tensor ``[B * K]`` or a slice of the arena; ``bias`` broadcasts to ``[B, 1, Q, K]``: 0 where a
+    key is visible, -inf where not.
     """
 
     rows: Tensor | slice
     slots: Tensor | slice
     batch: int
-    mask: Tensor | None
+    bias: Tensor | None
     causal: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionPlan:
-    """The calls that cover every query of a forward once."""
+    """The calls that cover every query of a forward once; ``in_order`` when their rows follow each other from 0."""
 
     calls: tuple[_Call, ...]
     scale: float
+    in_order: bool
 
 
-def plan(spans: Sequence[AttentionSpan], *, null_slot: int, scale: float, window: int | None = None) -> AttentionPlan:
+def plan(
+    spans: Sequence[AttentionSpan],
+    *,
+    null_slot: int,
+    scale: float,
+    dtype: torch.dtype,
+    window: int | None = None,
+) -> AttentionPlan:
     """Groups ``spans`` into calls.
 
     Args:
         spans: the requests of a forward; their query rows are disjoint.
         null_slot: a slot whose entry is zero and stays so, for padding.
         scale: softmax scale.
+        dtype: of queries and arena.
         window: a query sees only keys with ``query - key < window``; None: all earlier keys.
     """
-    calls: list[_Call] = []
-    batched: list[AttentionSpan] = []
-    for span in spans:
-        num_keys = span.slots_K.shape[0]
-        if len(span.query_index_Q) == 1 and (span.first_slot < 0 or num_keys < IN_PLACE_MIN_KEYS):
-            batched.append(span)
-        else:
-            calls.append(_single(span, window))
-    batched.sort(key=lambda span: span.slots_K.shape[0])
-    start = 0
-    for end in range(1, len(batched) + 1):
-        # A group ends where padding its shortest member to the next length would double its cost.
-        if end == len(batched) or batched[end].slots_K.shape[0] > 2 * batched[start].slots_K.shape[0] + 32:
-            calls.append(_decode_group(batched[start:end], null_slot, window))
-            start = end
-    return AttentionPlan(calls=tuple(calls), scale=scale)
+    calls = [_single(span, window, dtype) for span in spans if len(span.query_index_Q) > 1]
+    decode = [span for span in spans if len(span.query_index_Q) == 1]
+    decode.sort(key=lambda span: -span.slots_K.shape[0])
+    start, waste = 0, 0
+    for end in range(1, len(decode) + 1):
+        if end < len(decode):
+            waste += decode[start].slots_K.shape[0] - decode[end].slots_K.shape[0]
+        if end == len(decode) or waste > GROUP_WASTE_KEYS:
+            group = decode[start:end]
+            if len(group) == 1 and group[0].first_slot >= 0:
+                calls.append(_single(group[0], window, dtype))
+            else:
+                calls.append(_decode_group(group, null_slot, window, dtype))
+            start, waste = end, 0
+    calls.sort(key=lambda call: call.rows.start if isinstance(call.rows, slice) else -1)
+    return AttentionPlan(calls=tuple(calls), scale=scale, in_order=_covers_in_order(calls))
+
+
+def _covers_in_order(calls: Sequence[_Call]) -> bool:
+    """Whether the calls' rows are slices that follow each other (``plan`` has sorted them)."""
+    end = 0
+    for call in calls:
+        if not isinstance(call.rows, slice) or call.rows.start != end:
+            return False
+        end = call.rows.stop
+    return True
 
 
 def _rows(index_Q: Tensor) -> Tensor | slice:
@@ -76,7 +95,7 @@ def _rows(index_Q: Tensor) -> Tensor | slice:
     return slice(first, last + 1) if consecutive else index_Q
 
 
-def _single(span: AttentionSpan, window: int | None) -> _Call:
+def _single(span: AttentionSpan, window: int | None, dtype: torch.dtype) -> _Call:
     num_queries, num_keys = span.query_index_Q.shape[0], span.slots_K.shape[0]
     in_place = span.first_slot >= 0
     causal = num_queries == num_keys and span.query_start == 0 and window is None
@@ -85,7 +104,7 @@ def _single(span: AttentionSpan, window: int | None) -> _Call:
         rows=_rows(span.query_index_Q),
         slots=slice(span.first_slot, span.first_slot + num_keys) if in_place else span.slots_K,
         batch=1,
-        mask=mask,
+        bias=None if mask is None else _bias(mask, dtype),
         causal=causal,
     )
 
@@ -96,28 +115,48 @@ def _mask(span: AttentionSpan, window: int | None) -> Tensor | None:
     if num_queries == 1 and (window is None or span.query_start < window):
         return None
     device = span.slots_K.device
-    key_K = torch.arange(num_keys, device=device) if span.key_positions_K is None else span.key_positions_K
-    query_Q1 = torch.arange(span.query_start, span.query_start + num_queries, device=device)[:, None]
+    key_K = (
+        torch.arange(num_keys, device=device)
+        if span.key_positions_K is None
+        else span.key_positions_K
+    )
+    query_Q1 = torch.arange(span.query_start, span.query_start + num_queries, device=device)[
+        :, None
+    ]
     mask = key_K <= query_Q1
     return mask if window is None else mask & (query_Q1 - key_K < window)
 
 
-def _decode_group(group: Sequence[AttentionSpan], null_slot: int, window: int | None) -> _Call:
+def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where ``mask`` is True, -inf where not: scores take it without a conversion per layer."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(
+        ~mask, float("-inf")
+    )
+
+
+def _decode_group(
+    group: Sequence[AttentionSpan], null_slot: int, window: int | None, dtype: torch.dtype
+) -> _Call:
     lengths = [span.slots_K.shape[0] for span in group]
     slots_BK = torch.nn.utils.rnn.pad_sequence(
         [span.slots_K for span in group], batch_first=True, padding_value=float(null_slot)
     )
     masks = [_mask(span, window) for span in group]
-    mask_BK = None
+    bias = None
     if min(lengths) < max(lengths) or any(mask is not None for mask in masks):
         device = slots_BK.device
-        mask_BK = torch.arange(max(lengths), device=device) < torch.tensor(lengths, device=device)[:, None]
+        mask_BK = (
+            torch.arange(max(lengths), device=device)
+            < torch.tensor(lengths, device=device)[:, None]
+        )
         for row, mask in enumerate(masks):
             if mask is not None:
                 mask_BK[row, : lengths[row]] &= mask[0]
-        mask_BK = mask_BK[:, None, None, :]
+        bias = _bias(mask_BK[:, None, None, :], dtype)
     index_B = torch.cat([span.query_index_Q for span in group])
-    return _Call(rows=_rows(index_B), slots=slots_BK.flatten(), batch=len(group), mask=mask_BK, causal=False)
+    return _Call(
+        rows=_rows(index_B), slots=slots_BK.flatten(), batch=len(group), bias=bias, causal=False
+    )
 
 
 def run(q_THD: Tensor, kv_SPD: Tensor, plan: AttentionPlan) -> Tensor:
@@ -129,28 +168,38 @@ def run(q_THD: Tensor, kv_SPD: Tensor, plan: AttentionPlan) -> Tensor:
         plan: what ``plan`` returned for this forward.
 
     Returns:
-        A new ``[T, H * D]`` tensor of the same dtype.
+        A ``[T, H * D]`` tensor of the same dtype.
     """
-    num_tokens, num_heads, head_dim = q_THD.shape
-    num_kv_heads = kv_SPD.shape[1] // 2
-    kv_SX = kv_SPD.flatten(1)
+    results = [_run_call(call, q_THD, kv_SPD, plan.scale) for call in plan.calls]
+    if plan.in_order:
+        return (results[0] if len(results) == 1 else torch.cat(results)).flatten(1)
     out_THD = q_THD.new_empty(q_THD.shape)
-    for call in plan.calls:
-        kv_NX = kv_SX[call.slots] if isinstance(call.slots, slice) else kv_SX.index_select(0, call.slots)
-        kv_BPKD = kv_NX.view(call.batch, -1, 2 * num_kv_heads, head_dim).transpose(1, 2)
-        q_NHD = q_THD[call.rows] if isinstance(call.rows, slice) else q_THD.index_select(0, call.rows)
-        result_BHQD = F.scaled_dot_product_attention(
-            q_NHD.view(call.batch, -1, num_heads, head_dim).transpose(1, 2),
-            kv_BPKD[:, :num_kv_heads],
-            kv_BPKD[:, num_kv_heads:],
-            attn_mask=call.mask,
-            is_causal=call.causal,
-            scale=plan.scale,
-            enable_gqa=num_kv_heads != num_heads,
-        )
-        result_NHD = result_BHQD.transpose(1, 2).reshape(-1, num_heads, head_dim)
+    for call, result_NHD in zip(plan.calls, results, strict=True):
         if isinstance(call.rows, slice):
             out_THD[call.rows] = result_NHD
         else:
             out_THD.index_copy_(0, call.rows, result_NHD)
-    return out_THD.view(num_tokens, num_heads * head_dim)
+    return out_THD.flatten(1)
+
+
+def _run_call(call: _Call, q_THD: Tensor, kv_SPD: Tensor, scale: float) -> Tensor:
+    """The result of one call, ``[B * Q, H, D]``."""
+    num_heads, head_dim = q_THD.shape[1:]
+    planes = kv_SPD.shape[1]
+    kv_SX = kv_SPD.flatten(1)
+    kv_NX = (
+        kv_SX[call.slots] if isinstance(call.slots, slice) else kv_SX.index_select(0, call.slots)
+    )
+    kv_BPKD = kv_NX.view(call.batch, -1, planes, head_dim).transpose(1, 2)
+    keys_BGKD, values_BGKD = kv_BPKD.chunk(2, dim=1)
+    q_NHD = q_THD[call.rows] if isinstance(call.rows, slice) else q_THD.index_select(0, call.rows)
+    result_BHQD = F.scaled_dot_product_attention(
+        q_NHD.unflatten(0, (call.batch, -1)).transpose(1, 2),
+        keys_BGKD,
+        values_BGKD,
+        attn_mask=call.bias,
+        is_causal=call.causal,
+        scale=scale,
+        enable_gqa=num_heads * 2 != planes,
+    )
+    return result_BHQD.transpose(1, 2).reshape(-1, num_heads, head_dim)

@@ -25,7 +25,7 @@ class PackedInt8:
         weight: int8 ``[N, K]``, or oneDNN's opaque tensor when ``blocked``.
         scale_N: float32 scale per output channel.
         zero_N: int32 zeros (oneDNN asks for zero points).
-        bias_N: float32 or None.
+        bias_N: in the weight's original dtype, or None.
         blocked: which of the two layouts.
     """
 
@@ -36,9 +36,21 @@ class PackedInt8:
     blocked: bool
 
 
-def _onednn(q_TK: Tensor, packed: PackedInt8) -> Tensor:
+def _onednn(q_TK: Tensor, packed: PackedInt8, dtype: torch.dtype) -> Tensor:
     result: Tensor = torch.ops.onednn.qlinear_pointwise(
-        q_TK, 1.0, 0, packed.weight, packed.scale_N, packed.zero_N, None, 1.0, 0, torch.float32, "none", [], ""
+        q_TK,
+        1.0,
+        0,
+        packed.weight,
+        packed.scale_N,
+        packed.zero_N,
+        None,
+        1.0,
+        0,
+        dtype,
+        "none",
+        [],
+        "",
     )
     return result
 
@@ -59,7 +71,8 @@ def _onednn_is_exact() -> bool:
         for num_rows in (1, 5, 40):
             q_TK = torch.full((num_rows, 64), 127, dtype=torch.int8)
             q_TK[::2] = -127
-            if not torch.equal(_onednn(q_TK, packed), q_TK.float() @ weight_NK.float().t()):
+            exact_TN = q_TK.float() @ weight_NK.float().t()
+            if not torch.equal(_onednn(q_TK, packed, torch.float32), exact_TN):
                 return False
     except (RuntimeError, AttributeError):
         return False
@@ -76,20 +89,20 @@ def pack(weight_NK: Tensor, bias_N: Tensor | None) -> PackedInt8:
         weight=torch.ops.onednn.qlinear_prepack(q_NK, None) if blocked else q_NK,
         scale_N=scale_N,
         zero_N=torch.zeros_like(scale_N, dtype=torch.int32),
-        bias_N=None if bias_N is None else bias_N.float(),
+        bias_N=bias_N,
         blocked=blocked,
     )
 
 
 def int8_matmul(rows: QuantizedRows, packed: PackedInt8) -> Tensor:
-    """``(q @ weight.T) * row scale * channel scale + bias``, a new ``[T, N]`` tensor in the rows' original dtype.
+    """``(q @ weight.T) * channel scale * row scale + bias``, a new ``[T, N]`` tensor in the row scales' dtype.
 
-    Dequantised in float32 and rounded once.
+    Rounded to that dtype after the channel scale and after the row scale.
     """
+    dtype = rows.scale_T1.dtype
     if packed.blocked:
-        y_TN = _onednn(rows.q_TK, packed)
+        y_TN = _onednn(rows.q_TK, packed, dtype)
     else:
-        y_TN = torch._int_mm(rows.q_TK, packed.weight.t()) * packed.scale_N
-    if packed.bias_N is not None:
-        return torch.addcmul(packed.bias_N, y_TN, rows.scale_T1).to(rows.dtype)
-    return torch.mul(y_TN, rows.scale_T1, out=torch.empty_like(y_TN, dtype=rows.dtype))
+        y_TN = (torch._int_mm(rows.q_TK, packed.weight.t()) * packed.scale_N).to(dtype)
+    y_TN.mul_(rows.scale_T1)
+    return y_TN if packed.bias_N is None else y_TN.add_(packed.bias_N)

@@ -46,6 +46,8 @@ def pack(weight_NK: Tensor, bias_N: Tensor | None) -> PackedMatmul:
 def matmul(x_TK: Tensor, packed: PackedMatmul) -> Tensor:
     """``x_TK`` (the weight's dtype) times the packed weight: a new ``[T, N]`` tensor of the same dtype."""
     if packed.blocked:
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(x_TK, packed.weight, packed.bias_N, "none", [], "")
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x_TK, packed.weight, packed.bias_N, "none", [], ""
+        )
         return result
     return F.linear(x_TK, packed.weight, packed.bias_N)

@@ -1,0 +1,235 @@
+"""The contract of an executor, for every path of every config in conf/executor.
+
+T tokens, E hidden size, O fused q, k, v outputs, A attention outputs, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from torch import Tensor
+from torch.testing import assert_close
+
+from tokenrouter.executors import Executor, ExecutorPool, PoolSpec, build_pool
+from tokenrouter.models import LoadedModel, tiny_random
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+NAMES = sorted(path.stem for path in (CONF / "executor").glob("*.yaml"))
+MODELS: dict[str, dict[str, Any]] = {
+    "biases": {"family": "llama", "attention_bias": True, "mlp_bias": True},
+    "tied head norms": {"family": "qwen3", "tie_word_embeddings": True},
+    "bfloat16": {"family": "qwen2", "dtype": "bfloat16"},
+}
+SIZES = (1, 2, 3, 17, 64, 300)
+
+
+@cache
+def model(which: str) -> LoadedModel:
+    return tiny_random(**MODELS[which])
+
+
+def spec(name: str) -> PoolSpec:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        made = instantiate(compose(overrides=[f"+executor={name}"]).executor)
+    assert isinstance(made, PoolSpec)
+    return made
+
+
+@cache
+def pool(name: str, which: str) -> ExecutorPool:
+    return build_pool(spec(name), model(which))
+
+
+def paths() -> list[tuple[str, str]]:
+    """Every config with its paths: high, and low where it has one."""
+    return [
+        (name, path)
+        for name in NAMES
+        for path in (("high", "low") if spec(name).low is not None else ("high",))
+    ]
+
+
+every_path = pytest.mark.parametrize(
+    ("name", "path"), paths(), ids=["-".join(pair) for pair in paths()]
+)
+every_model = pytest.mark.parametrize("which", MODELS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """An executor, its model, and inputs for as many tokens as ``SIZES`` asks for."""
+
+    executor: Executor
+    model: LoadedModel
+    hidden_TE: Tensor
+    heads_TA: Tensor
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """O and V."""
+        config = self.model.config
+        return (config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.vocab_size
+
+    def run(self, method: str, rows: slice, layer: int = 1) -> Tensor:
+        """What the method gives for some tokens: its result, or the new residual stream."""
+        hidden_TE, heads_TA = self.hidden_TE[rows].clone(), self.heads_TA[rows].clone()
+        if method == "qkv":
+            return self.executor.qkv(layer, hidden_TE)
+        if method == "logits":
+            return self.executor.logits(hidden_TE)
+        if method == "attention_out":
+            self.executor.attention_out(layer, heads_TA, hidden_TE)
+        else:
+            self.executor.mlp(layer, hidden_TE)
+        return hidden_TE
+
+
+METHODS = ("qkv", "attention_out", "mlp", "logits")
+
+
+def probe(name: str, path: str, which: str) -> Probe:
+    loaded = model(which)
+    generator = torch.Generator().manual_seed(0)
+    config = loaded.config
+    count = max(SIZES)
+    hidden_TE = torch.randn(count, config.hidden_size, generator=generator)
+    hidden_TE[::7] *= 50
+    heads_TA = torch.randn(count, config.num_heads * config.head_dim, generator=generator)
+    return Probe(
+        executor=pool(name, which).executors[path],
+        model=loaded,
+        hidden_TE=hidden_TE.to(loaded.dtype),
+        heads_TA=heads_TA.to(loaded.dtype),
+    )
+
+
+def test_every_config_makes_a_pool() -> None:
+    """A config that no longer fits its class; ``full`` must stay the pool of one path."""
+    assert {"full", "int8"} <= set(NAMES)
+    assert set(pool("full", "biases").executors) == {"high"}
+    assert set(pool("int8", "biases").executors) == {"high", "low"}
+    for name in NAMES:
+        assert "high" in pool(name, "biases").executors
+        assert f"lm_head={spec(name).lm_head}" in pool(name, "biases").description
+
+
+@every_path
+@every_model
+def test_shapes_and_dtypes(name: str, path: str, which: str) -> None:
+    """A path that hands back float32 slows every operator after it; a swapped dimension."""
+    p = probe(name, path, which)
+    width, vocab_size = p.widths
+    for count in (1, 5):
+        rows = slice(0, count)
+        expected = {
+            "qkv": (count, width),
+            "attention_out": (count, p.model.config.hidden_size),
+            "mlp": (count, p.model.config.hidden_size),
+            "logits": (count, vocab_size),
+        }
+        for method, shape in expected.items():
+            result = p.run(method, rows)
+            assert result.shape == shape and result.dtype == p.model.dtype, method
+            assert result.isfinite().all(), method
+    assert p.executor.name and p.executor.weight_bytes > 0
+
+
+@every_path
+@every_model
+def test_what_is_modified(name: str, path: str, which: str) -> None:
+    """qkv and logits that scale the residual stream in place; mlp that forgets to add to it."""
+    p = probe(name, path, which)
+    hidden_TE, heads_TA = p.hidden_TE[:6].clone(), p.heads_TA[:6].clone()
+    p.executor.qkv(0, hidden_TE)
+    p.executor.logits(hidden_TE)
+    assert torch.equal(hidden_TE, p.hidden_TE[:6])
+    p.executor.attention_out(0, heads_TA, hidden_TE)
+    assert torch.equal(heads_TA, p.heads_TA[:6])
+    after_attention_TE = hidden_TE.clone()
+    assert (after_attention_TE != p.hidden_TE[:6]).any(dim=-1).all()
+    p.executor.mlp(0, hidden_TE)
+    assert (hidden_TE != after_attention_TE).any(dim=-1).all()
+
+
+@every_path
+@every_model
+def test_a_slice_is_worked_on_in_place_and_alone(name: str, path: str, which: str) -> None:
+    """An executor that writes beyond its slice, or to a copy of it."""
+    p = probe(name, path, which)
+    for method in ("attention_out", "mlp"):
+        hidden_TE = p.hidden_TE[:9].clone()
+        part_TE = hidden_TE[3:7]
+        if method == "mlp":
+            p.executor.mlp(2, part_TE)
+        else:
+            p.executor.attention_out(2, p.heads_TA[3:7], part_TE)
+        assert torch.equal(hidden_TE[:3], p.hidden_TE[:3]), method
+        assert torch.equal(hidden_TE[7:], p.hidden_TE[7:9]), method
+        assert_close(hidden_TE[3:7], p.run(method, slice(3, 7), layer=2), msg=method)
+
+
+@every_path
+@every_model
+@pytest.mark.parametrize("method", METHODS)
+def test_no_token_sees_another(name: str, path: str, which: str, method: str) -> None:
+    """Per-tensor scales, statistics over the batch: a token's result changes with its company."""
+    p = probe(name, path, which)
+    half = p.model.dtype == torch.bfloat16
+    tolerance = {"rtol": 2**-6, "atol": 2**-4} if half else {"rtol": 1e-5, "atol": 1e-4}
+    alone = torch.cat([p.run(method, slice(t, t + 1)) for t in range(3)])
+    for size in SIZES[2:]:
+        together = p.run(method, slice(0, size))[:3]
+        assert_close(together, alone, **tolerance, msg=f"{size} tokens")
+
+
+@every_path
+@every_model
+def test_no_tokens(name: str, path: str, which: str) -> None:
+    """A slice without tokens, as a route that nobody takes would give."""
+    p = probe(name, path, which)
+    width, vocab_size = p.widths
+    assert p.run("qkv", slice(0, 0)).shape == (0, width)
+    assert p.run("logits", slice(0, 0)).shape == (0, vocab_size)
+    for method in ("attention_out", "mlp"):
+        assert p.run(method, slice(0, 0)).shape == (0, p.model.config.hidden_size)
+
+
+@every_path
+@every_model
+def test_is_the_same_layer_as_the_high_path(name: str, path: str, which: str) -> None:
+    """A path that computes another layer's weights, or drops a bias or a head norm."""
+    low, high = probe(name, path, which), probe("full", "high", which)
+    for method in METHODS:
+        for layer in (0, low.model.config.num_layers - 1):
+            base_TE = 0 if method in ("qkv", "logits") else low.hidden_TE[:40].float()
+            ours = low.run(method, slice(0, 40), layer).float() - base_TE
+            theirs = high.run(method, slice(0, 40), layer).float() - base_TE
+            similarity = torch.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0)
+            assert similarity > 0.99, f"{method} of layer {layer}"
+
+
+@every_path
+def test_the_model_stays_as_it_was(name: str, path: str) -> None:
+    """Weights are shared by all paths and engines: packing must not scale or round them in place."""
+    fresh = tiny_random(**MODELS["biases"])
+    untouched = tiny_random(**MODELS["biases"])
+    made = build_pool(spec(name), fresh)
+    config = fresh.config
+    hidden_TE = torch.randn(4, config.hidden_size)
+    heads_TA = torch.randn(4, config.num_heads * config.head_dim)
+    for layer in range(config.num_layers):
+        made.executors[path].qkv(layer, hidden_TE)
+        made.executors[path].attention_out(layer, heads_TA, hidden_TE)
+        made.executors[path].mlp(layer, hidden_TE)
+    made.executors[path].logits(hidden_TE)
+    for ours, theirs in zip(fresh.weights.layers, untouched.weights.layers, strict=True):
+        for field in type(ours).__slots__:
+            before, after = getattr(theirs, field), getattr(ours, field)
+            assert (before is None and after is None) or torch.equal(before, after), field
+    assert torch.equal(fresh.weights.embed_VE, untouched.weights.embed_VE)
+    assert torch.equal(fresh.weights.lm_head_VE, untouched.weights.lm_head_VE)

@@ -1,0 +1,191 @@
+"""What the engine's tests share: a tiny model, a pool of two float32 paths, and a dense oracle of routing.
+
+T tokens of a sequence, H query heads, G key heads, D head size, E hidden size, V vocabulary.
+
+``twin``: two float32 executors of different weights. Unlike int8, where a last-bit difference of an input may flip a
+rounding, both paths are continuous: a wrong route, slice or row shows, and batch company does not.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tokenrouter import LLM, EngineOptions, RequestOutput, SamplingParams
+from tokenrouter.executors import ExecutorPool
+from tokenrouter.executors.full import FullExecutor
+from tokenrouter.kernels import select
+from tokenrouter.models import LoadedModel
+from tokenrouter.models.loader import from_hf_model
+from tokenrouter.models.tiny import ByteTokenizer, tiny_hf
+
+NEAR_TIE = 1e-3
+SMALL = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+
+
+@cache
+def tiny_pair(family: str = "llama", max_model_len: int | None = None) -> tuple[LoadedModel, Any]:
+    """The tiny model in float32, and as transformers runs it."""
+    hf_model = tiny_hf(family)
+    model = from_hf_model(hf_model, ByteTokenizer(), name="tiny", max_model_len=max_model_len)
+    return model, hf_model
+
+
+def tiny(family: str = "llama", max_model_len: int | None = None) -> LoadedModel:
+    """The tiny model in float32."""
+    return tiny_pair(family, max_model_len)[0]
+
+
+@cache
+def other() -> LoadedModel:
+    """A model of the same shape with other weights: the twin pool's low path."""
+    return from_hf_model(tiny_hf("llama", seed=1), ByteTokenizer(), name="other")
+
+
+@cache
+def twin(lm_head: str = "high") -> ExecutorPool:
+    """Two float32 paths that compute visibly different things."""
+    kernels = select()
+    executors = {"high": FullExecutor(tiny(), kernels), "low": FullExecutor(other(), kernels)}
+    return ExecutorPool(executors=executors, lm_head=lm_head, kernels=kernels)  # type: ignore[arg-type]
+
+
+def greedy(max_tokens: int | None = 12, **options: Any) -> SamplingParams:
+    """Greedy, to the full length."""
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **options)
+
+
+@cache
+def prompts(count: int = 64, longest: int = 90, seed: int = 0) -> tuple[tuple[int, ...], ...]:
+    """Random ids of uneven lengths; the first has one token, the second two."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, longest + 1, (count,), generator=generator).tolist()
+    lengths[:3] = [1, 2, longest]
+    return tuple(
+        tuple(torch.randint(3, 384, (n,), generator=generator).tolist()) for n in lengths[:count]
+    )
+
+
+def tokens(output: RequestOutput) -> tuple[int, ...]:
+    """Ids of a request's only completion."""
+    assert output.error is None, output.error
+    assert output.finished and len(output.outputs) == 1
+    return output.outputs[0].token_ids
+
+
+def routes(output: RequestOutput) -> tuple[int, ...]:
+    """Executed routes of a request's only completion."""
+    return output.outputs[0].routes
+
+
+def run_all(llm: LLM, check: Callable[[], None] | None = None) -> dict[str, RequestOutput]:
+    """Steps to the end; the last output of every request, and the pool sound after every step."""
+    last: dict[str, RequestOutput] = {}
+    while llm.engine.has_unfinished():
+        for output in llm.engine.step():
+            last[output.request_id] = output
+        llm.engine.pool.check_integrity()
+        if check is not None:
+            check()
+    assert llm.engine.pool.free == llm.engine.pool.num_slots, "slots leaked"
+    return last
+
+
+class NearTies:
+    """Compares greedy outputs; a difference is excused where the two best logits are nearly equal."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self.count = 0
+
+    def same(self, prompt: Sequence[int], expected: Sequence[int], got: Sequence[int]) -> None:
+        """Asserts that ``got`` is ``expected`` up to the first near-tie."""
+        assert len(got) == len(expected)
+        wrong = next((i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b), None)
+        if wrong is None:
+            return
+        gap = self.gap([*prompt, *expected[:wrong]])
+        assert gap < NEAR_TIE, f"token {wrong}: {got[wrong]} for {expected[wrong]}, gap {gap:.4f}"
+        self.count += 1
+
+    def gap(self, ids: Sequence[int]) -> float:
+        """Difference of the two best logits after ``ids``."""
+        found: list[Tensor] = []
+        self._llm.score([list(ids)], sink=lambda _, __, x_TV: found.append(x_TV[-1].clone()))
+        best = found[-1].topk(2).values
+        return float(best[0] - best[1])
+
+
+def plain_llm(options: EngineOptions | None = None, **kwargs: Any) -> LLM:
+    """The tiny model with all defaults but the given."""
+    return LLM(tiny(), options=options or EngineOptions(), **kwargs)
+
+
+@cache
+def alone(max_tokens: int = 12) -> tuple[tuple[int, ...], ...]:
+    """Greedy output of every prompt of ``prompts()``, one request at a time: what all others must equal."""
+    llm = plain_llm(EngineOptions(max_num_seqs=1, max_num_batched_tokens=256))
+    return tuple(tokens(llm.generate([p], greedy(max_tokens))[0]) for p in prompts())
+
+
+def routed_logits(
+    ids: Sequence[int], executor_of: Callable[[int, int], str], head_of: Callable[[int], str]
+) -> Tensor:
+    """Dense forward of one sequence in which each token takes its own path through the twin models.
+
+    Args:
+        ids: T tokens.
+        executor_of: path of (position, layer).
+        head_of: path whose final norm and lm_head a position uses.
+
+    Returns:
+        Logits [T, V].
+    """
+    models = {"high": tiny(), "low": other()}
+    config = tiny().config
+    num_tokens, kv_heads = len(ids), config.num_kv_heads
+    split = (config.num_heads, kv_heads, kv_heads)
+    cos_TD = tiny().weights.cos_ND[:num_tokens, None]
+    sin_TD = tiny().weights.sin_ND[:num_tokens, None]  # first half negated
+    hidden_TE = tiny().weights.embed_VE[torch.tensor(list(ids))]
+
+    def norm(x_TE: Tensor, weight_E: Tensor) -> Tensor:
+        return x_TE / (x_TE.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps).sqrt() * weight_E
+
+    def rotate(x_THD: Tensor) -> Tensor:
+        return x_THD * cos_TD + x_THD.roll(config.head_dim // 2, -1) * sin_TD
+
+    def pick(layer: int, by_path: dict[str, Tensor]) -> Tensor:
+        return torch.stack([by_path[executor_of(t, layer)][t] for t in range(num_tokens)])
+
+    for layer in range(config.num_layers):
+        at = {path: model.weights.layers[layer] for path, model in models.items()}
+        qkv_TO = pick(layer, {p: norm(hidden_TE, w.input_norm_E) @ w.qkv_OE.t() for p, w in at.items()})
+        q_THD, k_TGD, v_TGD = qkv_TO.unflatten(-1, (-1, config.head_dim)).split(split, dim=1)
+        heads_HTD = F.scaled_dot_product_attention(
+            rotate(q_THD).transpose(0, 1),
+            rotate(k_TGD).repeat_interleave(config.num_heads // kv_heads, 1).transpose(0, 1),
+            v_TGD.repeat_interleave(config.num_heads // kv_heads, 1).transpose(0, 1),
+            is_causal=True,
+        )
+        heads_TA = heads_HTD.transpose(0, 1).flatten(1)
+        hidden_TE = hidden_TE + pick(layer, {p: heads_TA @ w.out_EA.t() for p, w in at.items()})
+        mlps = {}
+        for path, w in at.items():
+            gate_TI, up_TI = (norm(hidden_TE, w.post_norm_E) @ w.gate_up_JE.t()).chunk(2, -1)
+            mlps[path] = (F.silu(gate_TI) * up_TI) @ w.down_EI.t()
+        hidden_TE = hidden_TE + pick(layer, mlps)
+    logits = {
+        path: norm(hidden_TE, model.weights.final_norm_E) @ model.weights.lm_head_VE.t()
+        for path, model in models.items()
+    }
+    return torch.stack([logits[head_of(t)][t] for t in range(num_tokens)])

@@ -1,0 +1,108 @@
+"""Guards against tables and plots that break, hide or cover a system."""
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from tokenrouter.evaluation.plots import plot_routes, plot_tradeoff
+from tokenrouter.evaluation.rows import SystemRow
+from tokenrouter.evaluation.shares import route_shares
+from tokenrouter.evaluation.tables import format_table
+from tokenrouter.features import TokenTypeTable
+from tokenrouter.outputs import CompletionOutput, RequestOutput
+from tokenrouter.telemetry import Spread
+
+
+def _row(name: str, tok_s: float, kl: float | None, **values: Any) -> SystemRow:
+    output = Spread(median=tok_s, min=tok_s - 1, max=tok_s + 2)
+    return SystemRow(
+        name=name, chosen=name == "rule", output_tok_s=output, kl_mean_nats=kl, **values
+    )
+
+
+ROWS = [
+    _row("all_high", 100.0, 0.001),
+    _row("all_low", 120.0, 0.0316, kl_stderr_nats=0.001),
+    _row("request_level", 111.0, 0.0230),
+    _row("static_batch", 100.5, 0.001),
+    _row("rule", 111.5, 0.0229),
+]
+
+
+def _png_size(path: Path) -> tuple[int, int]:
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def test_table_has_a_row_per_system_and_marks_the_chosen_one() -> None:
+    lines = format_table(ROWS, ["Note one.", "Note two."]).splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:7]] == [
+        "all_high",
+        "all_low",
+        "request_level",
+        "static_batch",
+        "**rule**",
+    ]
+    assert "111.5 [110.5, 113.5]" in lines[6] and "22.900" in lines[6]
+    assert lines[-2:] == ["Note one.", "Note two."]
+    assert len({len(line) for line in lines[:7]}) == 1
+
+
+def test_table_leaves_out_what_was_not_measured() -> None:
+    header = format_table([_row("all_high", 5.0, None)], []).splitlines()[0]
+    assert "output tok/s" in header and "KL" not in header and "ppl" not in header
+
+
+def test_tradeoff_labels_every_system_and_covers_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boxes: dict[str, Any] = {}
+    save = Figure.savefig
+
+    def look(figure: Figure, *arguments: Any, **options: Any) -> None:
+        for text in figure.axes[0].texts:
+            boxes[text.get_text()] = text.get_window_extent()
+        save(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", look)
+    path = plot_tradeoff(ROWS, tmp_path / "tradeoff.png", "caption")
+    assert _png_size(path)[0] > 800
+    assert sorted(boxes) == sorted(row.name for row in ROWS)
+    for name, box in boxes.items():
+        assert box.count_overlaps([other for key, other in boxes.items() if key != name]) == 0
+
+
+def test_routes_plot_is_drawn_for_any_route_names(tmp_path: Path) -> None:
+    shares = {"by position": {"0": {"a": 1, "b": 0}, "1-15": {"a": 3, "b": 12}}}
+    assert _png_size(plot_routes(shares, ("a", "b"), tmp_path / "routes.png"))[0] > 800
+
+
+def _outputs() -> list[RequestOutput]:
+    completion = CompletionOutput(
+        index=0, text="", delta="", token_ids=(3, 4), routes=(0, 1, 1, 1, -1)
+    )
+    return [
+        RequestOutput(
+            request_id="0",
+            prompt=None,
+            prompt_token_ids=(0, 1, 2),
+            outputs=(completion,),
+            finished=True,
+        )
+    ]
+
+
+def test_shares_count_fed_tokens_once_by_position_and_type() -> None:
+    types = TokenTypeTable.from_texts(["\n", " plain", "7", "7", "7"])
+    shares = route_shares(_outputs(), ("high", "low"), types)
+    assert shares["by position"] == {"0": {"high": 1, "low": 0}, "1-15": {"high": 0, "low": 3}}
+    assert shares["by token type"]["number"] == {"high": 0, "low": 2}
+    assert shares["by token type"]["newline"] == {"high": 1, "low": 0}
+    for panel in shares.values():
+        assert sum(np.sum(list(counts.values())) for counts in panel.values()) == 4

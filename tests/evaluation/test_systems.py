@@ -1,0 +1,107 @@
+"""Guards against unequal baselines: other pools, other budgets, a doubled or a missing system."""
+
+import pytest
+
+from tokenrouter import EngineOptions
+from tokenrouter.evaluation.systems import SystemsBuilder, calibration_passages
+from tokenrouter.executors import ExecutorPool, build_pool
+from tokenrouter.models import LoadedModel
+from tokenrouter.routers import (
+    AllHighRouter,
+    Budget,
+    LayerwiseRouter,
+    RequestLevelRouter,
+    Router,
+    RuleRouter,
+)
+from tokenrouter.scheduler import FCFSScheduler, StaticBatchScheduler
+from tokenrouter.workloads import LengthMix
+
+TEXT = [3 + (i * i + i // 7) % 250 for i in range(4000)]
+REQUESTS = LengthMix(
+    prompt_lengths=[10, 20, 30, 40, 50, 60, 70, 80], output_min=2, output_max=6
+).requests(lambda text: [3 + byte % 250 for byte in text.encode()], TEXT)
+ALL = ["all_high", "all_low", "request_level", "static_batch"]
+
+
+def _builder(model: LoadedModel, pool: ExecutorPool) -> SystemsBuilder:
+    return SystemsBuilder(
+        model=model,
+        pool=pool,
+        options=EngineOptions(),
+        requests=REQUESTS,
+        calibration_ids=calibration_passages(REQUESTS, TEXT, seed=0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("router", "names"),
+    [
+        (RuleRouter(), [*ALL, "rule"]),
+        (LayerwiseRouter(high_layers=[0]), [*ALL, "layerwise"]),
+        (AllHighRouter(), ALL),
+        (RequestLevelRouter(high_frac=0.3), ALL),
+    ],
+)
+def test_all_systems_once_and_a_baseline_only_once(
+    model: LoadedModel, int8_pool: ExecutorPool, router: Router, names: list[str]
+) -> None:
+    systems = _builder(model, int8_pool).build(router)
+    assert sorted(systems.llms) == sorted(names)
+    assert systems.chosen_llm.router is router and not systems.notes
+
+
+def test_they_differ_in_router_and_scheduler_only(
+    model: LoadedModel, int8_pool: ExecutorPool
+) -> None:
+    llms = _builder(model, int8_pool).build(RuleRouter()).llms
+    assert {id(llm.pool) for llm in llms.values()} == {id(int8_pool)}
+    assert {id(llm.model) for llm in llms.values()} == {id(model)}
+    static = {name for name, llm in llms.items() if llm.options.scheduler == "static_batch"}
+    assert static == {"static_batch"}
+    assert isinstance(llms["static_batch"].engine.scheduler, StaticBatchScheduler)
+    assert isinstance(llms["rule"].engine.scheduler, FCFSScheduler)
+    assert llms["static_batch"].router.name == "all_high"
+
+
+def test_request_level_has_the_budget_of_the_token_router(
+    model: LoadedModel, int8_pool: ExecutorPool
+) -> None:
+    systems = _builder(model, int8_pool).build(RuleRouter())
+    router = systems.request_router
+    assert router is not None and router.high_frac is not None and router.inner.name == "rule"
+    chosen = systems.chosen_llm.engine.stats.token_frac("high")
+    assert router.high_frac == pytest.approx(chosen)
+    assert router.inner is systems.chosen_llm.router
+
+
+def test_without_a_low_path_the_low_baselines_are_left_out_with_a_note(model: LoadedModel) -> None:
+    builder = _builder(model, build_pool("full", model))
+    with pytest.warns(UserWarning, match="asks for route 'low'"):
+        systems = builder.build(RuleRouter())
+    assert sorted(systems.llms) == ["all_high", "rule", "static_batch"]
+    assert systems.request_router is None and "no low path" in systems.notes[0]
+
+
+def test_a_budget_is_calibrated_before_anything_runs(
+    model: LoadedModel, int8_pool: ExecutorPool
+) -> None:
+    router = RuleRouter(budget=Budget(high_frac=0.2))
+    systems = _builder(model, int8_pool).build(router)
+    assert not router.needs_calibration
+    assert 0.02 < systems.chosen_llm.engine.stats.token_frac("high") < 0.6
+
+
+def test_without_serving_only_what_quality_needs_is_built(
+    model: LoadedModel, int8_pool: ExecutorPool
+) -> None:
+    systems = _builder(model, int8_pool).build(RuleRouter(), serve=False)
+    assert sorted(systems.llms) == ["all_high", "all_low", "rule"]
+    assert systems.request_router is not None
+    assert systems.chosen_llm.engine.stats.steps == 0
+
+
+def test_calibration_passages_are_long_enough_and_repeatable() -> None:
+    first, second = (calibration_passages(REQUESTS, TEXT, seed=1) for _ in range(2))
+    assert first == second != calibration_passages(REQUESTS, TEXT, seed=2)
+    assert sum(map(len, first)) >= 12_288

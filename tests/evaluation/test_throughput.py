@@ -1,0 +1,113 @@
+"""Guards against uncounted tokens, blocks instead of interleaving, and wrong latency formulas."""
+
+from dataclasses import replace
+
+import pytest
+
+from tokenrouter import LLM, SamplingParams
+from tokenrouter.evaluation import throughput
+from tokenrouter.evaluation.throughput import Throughput, measure_throughput, run_requests
+from tokenrouter.executors import ExecutorPool
+from tokenrouter.models import LoadedModel
+from tokenrouter.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from tokenrouter.workloads import RequestSpec
+
+
+def _requests(*shapes: tuple[int, int], arrival_s: float = 0.0) -> list[RequestSpec]:
+    return [
+        RequestSpec(
+            prompt_ids=tuple(3 + (5 * i + prompt) % 250 for i in range(prompt)),
+            params=SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True),
+            arrival_s=arrival_s * index,
+        )
+        for index, (prompt, output) in enumerate(shapes)
+    ]
+
+
+def test_every_token_is_counted_once(model: LoadedModel, int8_pool: ExecutorPool) -> None:
+    llm = LLM(model, router="rule", executors=int8_pool)
+    run_requests(llm, _requests((9, 2)))
+    result = run_requests(llm, _requests((5, 3), (40, 6), (20, 1)))
+    assert (result.prompt_tokens, result.output_tokens) == (65, 10)
+    assert [len(output.prompt_token_ids) for output in result.outputs] == [5, 40, 20]
+    assert result.stats.output_tokens == 10
+    assert sum(step["prefill_tokens"] for step in result.steps) == 65
+    assert sum(step["output_tokens"] for step in result.steps) == 10
+    assert sum(step["decided_tokens"] for step in result.steps) == 65 + 7
+    assert 0.0 < result.high_frac < 1.0
+
+
+def test_stats_of_a_pass_outlive_the_next_pass(model: LoadedModel) -> None:
+    llm = LLM(model)
+    first = run_requests(llm, _requests((5, 3)))
+    run_requests(llm, _requests((5, 30)))
+    assert first.stats.output_tokens == 3
+
+
+def test_systems_take_turns(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    llms = {"a": LLM(model), "b": LLM(model), "c": LLM(model)}
+    order: list[str] = []
+    run = throughput.run_requests
+
+    def record(llm: LLM, requests: list[RequestSpec]):  # type: ignore[no-untyped-def]
+        order.append(next(name for name, known in llms.items() if known is llm))
+        return run(llm, requests)
+
+    monkeypatch.setattr(throughput, "run_requests", record)
+    measure_throughput(llms, _requests((4, 2)), num_repeats=2)
+    assert order == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_requests_wait_for_their_arrival(model: LoadedModel) -> None:
+    result = run_requests(LLM(model), _requests((4, 1), (4, 1), arrival_s=0.2))
+    first, second = (metrics for metrics, _ in result.requests)
+    assert second.arrival_s - first.arrival_s >= 0.19
+
+
+def test_a_refused_request_ends_the_measurement(model: LoadedModel) -> None:
+    with pytest.raises(ValueError, match="model's length"):
+        run_requests(LLM(model), _requests((5000, 2)))
+
+
+def test_no_repeats_are_refused(model: LoadedModel) -> None:
+    with pytest.raises(ValueError, match="num_repeats must be at least 1, got 0"):
+        measure_throughput({"a": LLM(model)}, _requests((4, 2)), num_repeats=0)
+
+
+def _output(times: tuple[float, ...]) -> RequestOutput:
+    metrics = RequestMetrics(
+        arrival_s=1.0,
+        first_scheduled_s=1.5,
+        first_token_s=times[0],
+        finished_s=times[-1],
+        queue_s=0.25,
+        token_times_s=times,
+        num_preemptions=0,
+    )
+    completion = CompletionOutput(
+        index=0, text="", delta="", token_ids=(7,) * len(times), metrics=metrics
+    )
+    return RequestOutput(
+        request_id="0", prompt=None, prompt_token_ids=(1,), outputs=(completion,), finished=True
+    )
+
+
+def test_latencies_follow_their_definitions(model: LoadedModel) -> None:
+    base = run_requests(LLM(model), _requests((4, 2)))
+    passes = replace(base, outputs=(_output((2.0, 2.5, 4.0)), _output((3.0,))))
+    found = Throughput(repeats=(passes,)).latency()
+    mean = {name: value["mean"] for name, value in found.items() if value is not None}
+    assert mean == pytest.approx(
+        {
+            "ttft_ms": 1500.0,  # (1000 + 2000) / 2
+            "tpot_ms": 1000.0,  # (e2e - ttft) / (n - 1); one token has none
+            "itl_ms": 1000.0,  # gaps 500 and 1500
+            "e2e_ms": 2500.0,
+            "queue_ms": 250.0,
+        }
+    )
+
+
+def test_without_gaps_there_is_no_inter_token_latency(model: LoadedModel) -> None:
+    found = Throughput(repeats=(run_requests(LLM(model), _requests((4, 1))),)).latency()
+    assert found["tpot_ms"] is None and found["itl_ms"] is None and found["ttft_ms"] is not None

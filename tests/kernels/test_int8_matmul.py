@@ -1,0 +1,145 @@
+"""Guards the int8 product: exact accumulation, scales in the right place, the same bits in any batch."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from tokenrouter.kernels import KernelSet, PackedInt8, QuantizedRows
+
+SIZES = (1, 2, 3, 5, 15, 16, 17, 31, 33, 64, 100, 255, 300)
+
+
+def quantized_weight(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
+    """Symmetric per output channel, from its definition: int8 [N, K] and float32 scales [N]."""
+    scale_N = weight_NK.float().abs().amax(1) / 127.0
+    q_NK = (weight_NK.float() / scale_N.clamp_min(1e-30)[:, None]).round().to(torch.int8)
+    return q_NK, scale_N
+
+
+def pack_plain(weight_NK: Tensor, bias_N: Tensor | None) -> PackedInt8:
+    """The layout without oneDNN, whatever this processor has."""
+    q_NK, scale_N = quantized_weight(weight_NK)
+    return PackedInt8(
+        weight=q_NK,
+        scale_N=scale_N,
+        zero_N=torch.zeros(len(scale_N), dtype=torch.int32),
+        bias_N=None if bias_N is None else bias_N.float(),
+        blocked=False,
+    )
+
+
+def packings(
+    kernels: KernelSet, weight_NK: Tensor, bias_N: Tensor | None
+) -> list[PackedInt8]:
+    """The two layouts of the same weights (equal ones where oneDNN is not used)."""
+    return [kernels.pack_int8(weight_NK, bias_N), pack_plain(weight_NK, bias_N)]
+
+
+def exact(rows: QuantizedRows, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
+    """The product in 64-bit integers, dequantised in double."""
+    q_NK, scale_N = quantized_weight(weight_NK)
+    sums_TN = rows.q_TK.long() @ q_NK.long().t()
+    result_TN = sums_TN.double() * scale_N.double() * rows.scale_T1.double()
+    return result_TN if bias_N is None else result_TN + bias_N.double()
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(("num_out", "num_in"), [(48, 32), (576, 1536), (97, 51), (1, 8)])
+@pytest.mark.parametrize("num_rows", [1, 4, 40])
+def test_equals_64_bit_integers(
+    kernels: KernelSet, num_rows: int, num_out: int, num_in: int, with_bias: bool
+) -> None:
+    """A product that saturates, drops an odd remainder of rows or columns, or misplaces a scale."""
+    torch.manual_seed(num_rows)
+    weight_NK = torch.randn(num_out, num_in) * torch.logspace(-2, 1, num_out)[:, None]
+    bias_N = torch.randn(num_out) if with_bias else None
+    rows = kernels.quantize_rows(torch.randn(num_rows, num_in) * 5)
+    expected_TN = exact(rows, weight_NK, bias_N)
+    atol = 1e-6 * float(expected_TN.abs().max())
+    for packed in packings(kernels, weight_NK, bias_N):
+        result_TN = kernels.int8_matmul(rows, packed)
+        assert result_TN.dtype == torch.float32 and result_TN.shape == (num_rows, num_out)
+        assert_close(result_TN.double(), expected_TN, rtol=3e-7, atol=atol)
+
+
+def test_extreme_values_do_not_saturate(kernels: KernelSet) -> None:
+    """Products of 127 by 127 added in 16 bits, as without VNNI: half of the sum is lost."""
+    num_in = 1536
+    weight_NK = torch.ones(64, num_in)
+    weight_NK[::2] = -1
+    rows = kernels.quantize_rows(torch.ones(9, num_in))
+    for packed in packings(kernels, weight_NK, None):
+        result_TN = kernels.int8_matmul(rows, packed)
+        assert_close(result_TN, (weight_NK.sum(1)).expand(9, 64), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_two_layouts_agree_bit_for_bit(kernels: KernelSet, dtype: torch.dtype) -> None:
+    """A result that depends on which processor packed the weights."""
+    torch.manual_seed(3)
+    weight_NK, bias_N = torch.randn(160, 96).to(dtype), torch.randn(160).to(dtype)
+    for bias in (None, bias_N):
+        first, second = packings(kernels, weight_NK, bias)
+        rows = kernels.quantize_rows(torch.randn(37, 96).to(dtype))
+        assert torch.equal(kernels.int8_matmul(rows, first), kernels.int8_matmul(rows, second))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_is_rounded_once_to_the_rows_dtype(kernels: KernelSet, dtype: torch.dtype) -> None:
+    """Scales applied in half precision: the error grows to several units in the last place."""
+    torch.manual_seed(4)
+    weight_NK = torch.randn(64, 128).to(dtype)
+    rows = kernels.quantize_rows(torch.randn(20, 128).to(dtype))
+    expected_TN = exact(rows, weight_NK, None)
+    for packed in packings(kernels, weight_NK, None):
+        result_TN = kernels.int8_matmul(rows, packed)
+        assert result_TN.dtype == dtype
+        rounding = 1.001 * torch.finfo(dtype).eps / 2 + 2e-7
+        assert_close(result_TN.double(), expected_TN, rtol=rounding, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_has_the_same_bits_in_any_batch(kernels: KernelSet, dtype: torch.dtype) -> None:
+    """Another kernel, or another order of sums, for another number of rows."""
+    torch.manual_seed(5)
+    weight_NK, bias_N = torch.randn(192, 64).to(dtype), torch.randn(192).to(dtype)
+    x_TK = torch.randn(max(SIZES), 64).to(dtype)
+    for packed in packings(kernels, weight_NK, bias_N):
+        alone_TN = torch.cat(
+            [kernels.int8_matmul(kernels.quantize_rows(x_TK[t : t + 1]), packed) for t in range(9)]
+        )
+        for size in SIZES:
+            got_TN = kernels.int8_matmul(kernels.quantize_rows(x_TK[:size]), packed)
+            assert torch.equal(got_TN[:9], alone_TN[: min(size, 9)]), f"{size} rows"
+
+
+def test_zero_rows_and_zero_channels(kernels: KernelSet) -> None:
+    """A dead channel or an all-zero token gives NaN."""
+    weight_NK = torch.randn(16, 32)
+    weight_NK[5] = 0
+    bias_N = torch.arange(16.0)
+    x_TK = torch.randn(4, 32)
+    x_TK[2] = 0
+    rows = kernels.quantize_rows(x_TK)
+    result_TN = kernels.int8_matmul(rows, kernels.pack_int8(weight_NK, bias_N))
+    assert result_TN.isfinite().all()
+    assert torch.equal(result_TN[2], bias_N)
+    assert torch.equal(result_TN[:, 5], torch.full((4,), 5.0))
+
+
+def test_no_tokens(kernels: KernelSet) -> None:
+    """A slice without tokens is refused by the library underneath."""
+    weight_NK, bias_N = torch.randn(24, 16), torch.randn(24)
+    rows = kernels.quantize_rows(torch.zeros(0, 16))
+    for packed in packings(kernels, weight_NK, bias_N):
+        assert kernels.int8_matmul(rows, packed).shape == (0, 24)
+
+
+def test_packing_leaves_the_weights_alone(kernels: KernelSet) -> None:
+    """In-place rounding of weights that the high path shares."""
+    weight_NK, bias_N = torch.randn(24, 16), torch.randn(24)
+    copies = weight_NK.clone(), bias_N.clone()
+    packed = kernels.pack_int8(weight_NK, bias_N)
+    kernels.int8_matmul(kernels.quantize_rows(torch.randn(3, 16)), packed)
+    assert torch.equal(weight_NK, copies[0]) and torch.equal(bias_N, copies[1])

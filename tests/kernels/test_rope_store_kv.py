@@ -1,0 +1,78 @@
+"""Guards rotation and the KV write against transformers' own rotation."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from tokenrouter.kernels import KernelSet
+from tokenrouter.kernels.rope_store_kv.reference import signed_sin
+
+NUM_SLOTS, HEAD_DIM = 40, 16
+
+
+def angles(positions_T: Tensor) -> tuple[Tensor, Tensor]:
+    inv_freq = 10_000.0 ** -(torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    angle_TD = torch.outer(positions_T.float(), inv_freq).repeat(1, 2)
+    return angle_TD.cos(), angle_TD.sin()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (4, 2), (6, 1)])
+@pytest.mark.parametrize("num_tokens", [1, 9])
+def test_equals_transformers(
+    kernels: KernelSet, dtype: torch.dtype, num_heads: int, num_kv_heads: int, num_tokens: int
+) -> None:
+    """Interleaved instead of half-split rotation, the wrong sign, values rotated too."""
+    torch.manual_seed(0)
+    positions_T = torch.randperm(500)[:num_tokens]
+    slots_T = torch.randperm(NUM_SLOTS)[:num_tokens]
+    cos_TD, sin_TD = angles(positions_T)
+    qkv_TO = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * HEAD_DIM).to(dtype)
+    q_THD, k_TGD, v_TGD = (
+        qkv_TO.clone()
+        .unflatten(-1, (-1, HEAD_DIM))
+        .split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    )
+    expected_q, expected_k = apply_rotary_pos_emb(
+        q_THD, k_TGD, cos_TD.to(dtype), sin_TD.to(dtype), unsqueeze_dim=1
+    )
+    kv_SPD = torch.full((NUM_SLOTS + 1, 2 * num_kv_heads, HEAD_DIM), float("nan"), dtype=dtype)
+    kernels.rope_store_kv(
+        qkv_TO, cos_TD.to(dtype), signed_sin(sin_TD).to(dtype), slots_T, kv_SPD
+    )
+    heads_THD = qkv_TO.unflatten(-1, (-1, HEAD_DIM))
+    tolerance = {"rtol": 1e-6, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.03}
+    assert_close(heads_THD[:, :num_heads], expected_q, **tolerance)
+    assert_close(kv_SPD[slots_T, :num_kv_heads], expected_k, **tolerance)
+    assert torch.equal(kv_SPD[slots_T, num_kv_heads:], v_TGD), "values are copied, not rotated"
+    untouched_S = torch.ones(NUM_SLOTS + 1, dtype=torch.bool)
+    untouched_S[slots_T] = False
+    assert kv_SPD[untouched_S].isnan().all(), "a slot of another token was written"
+
+
+def test_position_zero_rotates_nothing(kernels: KernelSet) -> None:
+    """Positions that start at 1."""
+    torch.manual_seed(1)
+    cos_TD, sin_TD = angles(torch.zeros(1))
+    qkv_TO = torch.randn(1, 4 * HEAD_DIM)
+    before_TO = qkv_TO.clone()
+    kv_SPD = torch.zeros(3, 2, HEAD_DIM)
+    kernels.rope_store_kv(qkv_TO, cos_TD, signed_sin(sin_TD), torch.tensor([1]), kv_SPD)
+    assert torch.equal(qkv_TO, before_TO)
+    assert torch.equal(kv_SPD[1].flatten(), before_TO[0, 2 * HEAD_DIM :])
+
+
+def test_scores_depend_on_the_distance_alone(kernels: KernelSet) -> None:
+    """Query and key rotated differently: what RoPE is for no longer holds."""
+    torch.manual_seed(2)
+    q_D, k_D = torch.randn(HEAD_DIM), torch.randn(HEAD_DIM)
+    scores = []
+    for shift in (0, 7, 100):
+        cos_TD, sin_TD = angles(torch.tensor([5 + shift, 2 + shift]))
+        qkv_TO = torch.stack((torch.cat((q_D, k_D, k_D)), torch.cat((q_D, k_D, k_D))))
+        kv_SPD = torch.zeros(3, 2, HEAD_DIM)
+        kernels.rope_store_kv(qkv_TO, cos_TD, signed_sin(sin_TD), torch.tensor([0, 1]), kv_SPD)
+        scores.append(float(qkv_TO[0, :HEAD_DIM] @ kv_SPD[1, 0]))
+    assert_close(torch.tensor(scores), torch.full((3,), scores[0]), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,42 @@
+"""Guards what is read from a config besides weights: windows per layer, lengths, head sizes."""
+
+import pytest
+import transformers as hf
+
+from tokenrouter.models.config import ModelConfig, from_hf
+
+
+def read(config: object, max_model_len: int | None = None) -> ModelConfig:
+    return from_hf(config, max_model_len=max_model_len, eos_token_ids=frozenset())
+
+
+def test_windows_per_layer() -> None:
+    """Qwen2 slides in the upper layers only, and only when told to; a window as long as the model is none."""
+    sliding = {"sliding_window": 50, "max_window_layers": 2, "num_hidden_layers": 4}
+    qwen2 = hf.Qwen2Config(**sliding, use_sliding_window=True)
+    assert read(qwen2).windows == (None, None, 50, 50)
+    assert read(hf.Qwen2Config(**sliding)).windows == (None,) * 4
+    mistral = hf.MistralConfig(num_hidden_layers=2, sliding_window=4096)
+    assert read(mistral).windows == (4096, 4096)
+    assert read(mistral, max_model_len=4096).windows == (None, None)
+    assert read(hf.MistralConfig(num_hidden_layers=2, sliding_window=None)).windows == (None, None)
+
+
+def test_dynamic_rope_ends_at_the_trained_length() -> None:
+    """Beyond it the frequencies would change with the sequence, under entries that are already stored."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    config = hf.LlamaConfig(
+        max_position_embeddings=4096,
+        rope_parameters={**rope, "original_max_position_embeddings": 1024},
+    )
+    assert read(config).max_model_len == 1024
+    with pytest.raises(ValueError, match=r"max_model_len 2000 must lie in 1 \.\. 1024"):
+        read(config, max_model_len=2000)
+
+
+def test_head_size_and_key_heads_have_defaults() -> None:
+    """Old configs name neither."""
+    config = hf.LlamaConfig(hidden_size=96, num_attention_heads=6, num_key_value_heads=None)
+    config.head_dim = None
+    read_config = read(config)
+    assert (read_config.head_dim, read_config.num_kv_heads, read_config.kv_planes) == (16, 6, 12)

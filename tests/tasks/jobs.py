@@ -1,0 +1,60 @@
+"""Composes conf/ and runs jobs in this process, on a tiny random model."""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from tokenrouter.tasks.common import open_job
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def compose_config(*overrides: str) -> DictConfig:
+    """The config that ``python run.py <overrides>`` composes."""
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return compose("config", overrides=list(overrides))
+
+
+def run_in(path: Path, *overrides: str) -> Path:
+    """Runs a job in ``path``, as run.py does."""
+    with open_job(compose_config(*overrides), path, overrides) as job:
+        instantiate(job.cfg.task)(job)
+    return path
+
+
+def wandb_records(folder: Path) -> Iterator[Any]:
+    """The records of the one offline W&B run in a run folder (LevelDB log format)."""
+    internal = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    [path] = folder.glob("wandb/offline-run-*/run-*.wandb")
+    data, position, parts = path.read_bytes(), 7, b""
+    while position + 7 <= len(data):
+        left = 32768 - position % 32768
+        if left < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        position += 7 + length
+        parts += data[position - length : position]
+        if kind in (1, 4):
+            record = internal.Record()
+            record.ParseFromString(parts)
+            parts = b""
+            yield record
+
+
+def wandb_exit_codes(folder: Path) -> list[int]:
+    """Exit codes of the run: empty when it was never closed."""
+    records = wandb_records(folder)
+    return [r.exit.exit_code for r in records if r.WhichOneof("record_type") == "exit"]
+
+
+def wandb_run_id(folder: Path) -> str:
+    """Id of the run."""
+    [record] = [r for r in wandb_records(folder) if r.WhichOneof("record_type") == "run"]
+    return str(record.run.run_id)

@@ -1,0 +1,152 @@
+"""Guards against jobs that fail silently, leave W&B runs open, or hide a user's mistake."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.tasks.jobs import (
+    compose_config,
+    run_in,
+    wandb_exit_codes,
+    wandb_records,
+    wandb_run_id,
+)
+from tokenrouter.tasks.common import open_job, quote_prompt
+
+TINY = ("debug=tiny", "evaluation.num_windows=1", "evaluation.decode_windows=1")
+
+
+def _status(path: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((path / "status.json").read_text())
+    return result
+
+
+def test_a_good_job_closes_its_offline_run_with_everything_in_it(tradeoff_run: Path) -> None:
+    assert wandb_exit_codes(tradeoff_run) == [0]
+    records = list(wandb_records(tradeoff_run))
+    keys = {[*item.nested_key, item.key][0] for r in records for item in r.history.item}
+    assert {"quality/kl_mean_nats", "throughput/output_tok_s", "tradeoff", "routes"} <= keys
+    [run] = [r.run for r in records if r.WhichOneof("record_type") == "run"]
+    config = {update.key: json.loads(update.value_json) for update in run.config.update}
+    assert config["model"]["name"] == "llama" and config["seed"] == 0
+
+
+def test_a_failing_job_says_so_in_its_folder_and_to_wandb(tmp_path: Path) -> None:
+    cfg = compose_config("debug=tiny", "logger=wandb")
+    with pytest.raises(RuntimeError, match="broken"), open_job(cfg, tmp_path, ["debug=tiny"]):
+        raise RuntimeError("broken")
+    status = _status(tmp_path)
+    assert status["status"] == "failed" and status["job"] == "debug=tiny"
+    assert "test_a_failing_job" in status["traceback"]
+    assert wandb_exit_codes(tmp_path) == [1]
+
+
+def test_an_interrupted_job_is_not_left_running(tmp_path: Path) -> None:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        open_job(compose_config("debug=tiny", "logger=wandb"), tmp_path, []),
+    ):
+        raise KeyboardInterrupt
+    assert _status(tmp_path)["status"] == "failed" and wandb_exit_codes(tmp_path) == [1]
+
+
+def test_a_missing_value_fails_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"model\.name"):
+        run_in(tmp_path, "debug=tiny", "model=hf")
+    status = _status(tmp_path)
+    assert status["status"] == "failed" and "model.name" in status["error"]
+
+
+def test_two_jobs_of_one_process_are_two_wandb_runs(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with open_job(compose_config("debug=tiny", "logger=wandb"), tmp_path / name, [name]):
+            pass
+    assert wandb_run_id(tmp_path / "a") != wandb_run_id(tmp_path / "b")
+    assert wandb_exit_codes(tmp_path / "a") == wandb_exit_codes(tmp_path / "b") == [0]
+
+
+def test_without_logger_there_is_no_wandb_folder(tmp_path: Path) -> None:
+    with open_job(compose_config("debug=tiny"), tmp_path, []) as job:
+        job.finish({"kv": {"peak_live_bytes": 1}})
+    assert not (tmp_path / "wandb").exists() and (tmp_path / "metrics.json").exists()
+
+
+def test_an_unknown_wandb_mode_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="offline, online or disabled"):
+        run_in(tmp_path, "debug=tiny", "logger=wandb", "logger.mode=on")
+
+
+def test_benchmark_measures_speed_only(tmp_path: Path) -> None:
+    metrics = json.loads((run_in(tmp_path, *TINY, "task=benchmark") / "metrics.json").read_text())
+    assert "quality" not in metrics and metrics["throughput"]["output_tok_s"] > 0
+    assert set(metrics["baselines"]["all_high"]) == {
+        "output_tok_s",
+        "ttft_p99_ms",
+        "kv_peak_live_bytes",
+    }
+    assert not (tmp_path / "tradeoff.png").exists() and (tmp_path / "routes.png").exists()
+
+
+def test_evaluate_measures_quality_only(tmp_path: Path) -> None:
+    metrics = json.loads((run_in(tmp_path, *TINY, "task=evaluate") / "metrics.json").read_text())
+    assert set(metrics) == {"quality", "memory", "baselines"}
+    assert set(metrics["baselines"]) == {"all_high", "all_low", "request_level"}
+    assert metrics["baselines"]["all_low"]["kl_mean_nats"] > 0
+
+
+def test_generate_streams_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_in(tmp_path, "debug=tiny", "task=generate", "prompt='a, b'", "sampling.max_tokens=6")
+    shown = capsys.readouterr().out
+    assert "[4 tokens in, 6 out (length)" in shown and "routes: high" in shown
+    assert (tmp_path / "completion.txt").read_text() in shown
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert set(metrics) == {"throughput", "latency", "router", "routes", "kv", "memory"}
+
+
+def test_a_refused_prompt_is_the_users_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="empty"):
+        run_in(tmp_path, "debug=tiny", "task=generate", "prompt=''")
+
+
+@pytest.mark.parametrize("router", ["all_high", "all_low", "layerwise", "random", "request_level"])
+def test_the_main_job_runs_with_every_kind_of_router(tmp_path: Path, router: str) -> None:
+    changes = ["router.high_frac=0.4"] if router == "request_level" else []
+    path = run_in(tmp_path, *TINY, f"router={router}", *changes)
+    systems = json.loads((path / "systems.json").read_text())["rows"]
+    assert [row["name"] for row in systems if row["chosen"]] == [router]
+    assert len(systems) == (4 if router.startswith(("all_", "request")) else 5)
+
+
+def test_the_main_job_runs_without_a_low_path(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="asks for route 'low'"):
+        path = run_in(tmp_path, *TINY, "executor=full")
+    metrics = json.loads((path / "metrics.json").read_text())
+    assert set(metrics["baselines"]) == {"all_high", "static_batch"}
+    assert metrics["routes"]["low"]["degraded_frac"] == 1.0
+    assert metrics["routes"]["low"]["token_frac"] == 0.0
+    assert "no low path" in (path / "table.md").read_text()
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1))
+@example("Why, oh why? (a, b) [c] {d: e} = f")
+@example("It's 5 o'clock \\")
+@example("a\\'b")
+@example("first line\nsecond line")
+@example("\"quoted\" and 'quoted'")
+@example("${seed}")
+def test_any_prompt_reaches_the_model_as_typed(text: str) -> None:
+    [argument] = quote_prompt([f"prompt={text}"])
+    override = OverridesParser.create().parse_override(argument)
+    if text[0] in "'\"" and text[-1] == text[0] and len(text) > 1:
+        return  # already quoted for Hydra
+    assert override.value() == text
+
+
+def test_other_arguments_and_quoted_prompts_are_left_alone() -> None:
+    arguments = ["run.py", "router=rule", "prompt='a, b'", 'prompt="x"', "-m", "prompts=1"]
+    assert quote_prompt(arguments) == arguments

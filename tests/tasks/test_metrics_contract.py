@@ -1,0 +1,123 @@
+"""Guards metrics.json: a renamed, lost or undocumented key, a value of another type."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenrouter.telemetry.runfolder import SECTIONS, leaves
+
+ROOT = Path(__file__).resolve().parents[2]
+BASELINES = ("all_high", "all_low", "request_level", "static_batch")
+LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "queue_ms")
+KL = ("kl_mean_nats", "kl_high_mean_nats")
+
+EXPECTED = {
+    *(f"quality.{name}" for name in (*KL, "ppl", "ppl_rel_pct", "top1_agreement_frac")),
+    *(f"quality.{phase}.{name}" for phase in ("prefill", "decode") for name in KL),
+    *(f"quality.prefill.by_position.{b}.{name}" for b in ("0_1", "1_16", "16_256") for name in KL),
+    *(f"quality.decode.by_position.16_256.{name}" for name in KL),
+    *(f"throughput.{name}" for name in ("output_tok_s", "total_tok_s", "requests_s")),
+    *(f"throughput.speedup_vs_{name}" for name in ("all_high", "request_level", "static_batch")),
+    *(f"latency.{name}.{stat}" for name in LATENCIES for stat in ("mean", "p50", "p90", "p99")),
+    *(f"router.{name}" for name in ("us_per_token", "overhead_frac", "decided_frac", "version")),
+    *(
+        f"routes.{route}.{name}"
+        for route in ("high", "low")
+        for name in (
+            "executor",
+            "token_frac",
+            "prefill_token_frac",
+            "decode_token_frac",
+            "ms_per_token",
+            "degraded_frac",
+        )
+    ),
+    "kv.peak_live_bytes",
+    "kv.peak_allocated_bytes",
+    "memory.peak_process_bytes",
+    *(
+        f"baselines.{name}.{key}"
+        for name in BASELINES
+        for key in ("output_tok_s", "kl_mean_nats", "ppl", "ttft_p99_ms", "kv_peak_live_bytes")
+    ),
+}
+TEXTS = {"router.version", "routes.high.executor", "routes.low.executor"}
+
+
+@pytest.fixture(scope="module")
+def metrics(tradeoff_run: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((tradeoff_run / "metrics.json").read_text())
+    return result
+
+
+def test_the_keys_are_exactly_those_of_the_contract(metrics: dict[str, Any]) -> None:
+    assert {path for path, _ in leaves(metrics)} == EXPECTED
+    assert tuple(metrics) == SECTIONS
+
+
+def test_values_are_finite_numbers_of_the_kind_their_unit_says(metrics: dict[str, Any]) -> None:
+    for path, value in leaves(metrics):
+        if path in TEXTS:
+            assert isinstance(value, str) and value, path
+            continue
+        assert isinstance(value, int | float) and math.isfinite(value), path
+        if path.endswith("_frac") and "overhead" not in path:
+            assert 0.0 <= value <= 1.0, path
+        if path.endswith("_bytes"):
+            assert isinstance(value, int) and value > 0, path
+
+
+def test_values_agree_with_each_other(metrics: dict[str, Any]) -> None:
+    quality, routes = metrics["quality"], metrics["routes"]
+    assert routes["high"]["token_frac"] + routes["low"]["token_frac"] == pytest.approx(1.0)
+    assert quality["kl_high_mean_nats"] == metrics["baselines"]["all_high"]["kl_mean_nats"]
+    assert quality["kl_mean_nats"] <= metrics["baselines"]["all_low"]["kl_mean_nats"]
+    speedup = metrics["throughput"]["speedup_vs_all_high"]
+    all_high = metrics["baselines"]["all_high"]["output_tok_s"]
+    assert metrics["throughput"]["output_tok_s"] == pytest.approx(speedup * all_high)
+    assert metrics["router"]["version"].startswith("rule-")
+
+
+def test_every_key_is_in_the_glossary(metrics: dict[str, Any]) -> None:
+    glossary = (ROOT / "docs" / "metrics.md").read_text()
+    names = {path.rsplit(".", 1)[-1] for path, _ in leaves(metrics)}
+    missing = [name for name in sorted(names | set(metrics)) if f"`{name}`" not in glossary]
+    assert not missing
+
+
+def test_the_run_folder_holds_what_the_design_lists(tradeoff_run: Path) -> None:
+    expected = {
+        "config.yaml",
+        "overrides.yaml",
+        "provenance.json",
+        "metrics.json",
+        "steps.jsonl",
+        "decisions.parquet",
+        "status.json",
+        "systems.json",
+        "table.md",
+        "tradeoff.png",
+        "routes.png",
+    }
+    assert expected <= {path.name for path in tradeoff_run.iterdir()}
+    assert json.loads((tradeoff_run / "status.json").read_text())["status"] == "ok"
+    provenance = json.loads((tradeoff_run / "provenance.json").read_text())
+    assert provenance["model"] == "tiny_llama" and provenance["model_hash"]
+    assert provenance["extra"]["text_hash"]
+
+
+def test_decisions_are_those_of_the_requests(tradeoff_run: Path) -> None:
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(tradeoff_run / "decisions.parquet").to_pydict()
+    steps = [json.loads(line) for line in (tradeoff_run / "steps.jsonl").read_text().splitlines()]
+    assert len(table["position"]) == sum(step["decided_tokens"] for step in steps)
+    first = [(r, p) for r, p in zip(table["request_id"], table["position"], strict=True) if p == 0]
+    assert sorted(first) == [(str(i), 0) for i in range(4)]
+    routes = {
+        route for p, route in zip(table["position"], table["requested"], strict=True) if p < 16
+    }
+    assert routes == {"high"}
