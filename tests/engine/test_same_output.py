@@ -63,7 +63,7 @@ def test_batches_and_chunks(
     )
 
 
-@pytest.mark.parametrize("num_kv_slots", [102, 130, 300])
+@pytest.mark.parametrize("num_kv_slots", [102, 130, 200])
 @pytest.mark.parametrize("scheduler", ["fcfs", "static_batch"])
 def test_preemption(num_kv_slots: int, scheduler: str) -> None:
     """A recompute that starts at a wrong token, samples twice, or keeps slots of its former life."""

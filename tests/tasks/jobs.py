@@ -1,6 +1,7 @@
 """Composes conf/ and runs jobs in this process, on a tiny random model."""
 
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,15 @@ def wandb_records(folder: Path) -> Iterator[Any]:
 
 
 def wandb_exit_codes(folder: Path) -> list[int]:
-    """Exit codes of the run: empty when it was never closed."""
-    records = wandb_records(folder)
-    return [r.exit.exit_code for r in records if r.WhichOneof("record_type") == "exit"]
+    """Exit codes of the run: empty when it was never closed. The file may lag behind a little."""
+    codes: list[int] = []
+    for _ in range(100):
+        records = wandb_records(folder)
+        codes = [r.exit.exit_code for r in records if r.WhichOneof("record_type") == "exit"]
+        if codes:
+            break
+        time.sleep(0.1)
+    return codes
 
 
 def wandb_run_id(folder: Path) -> str:

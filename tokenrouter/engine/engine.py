@@ -50,8 +50,10 @@ class LLMEngine:
         self.kv_bytes_per_slot = parts.arena.bytes_per_slot
 
     def step(self) -> list[RequestOutput]:
-        """Runs one step; returns the outputs that changed. An exception of the forward reaches the caller, and the
-        step counts as not done: no token was added, and the same step may be tried again.
+        """Runs one step; returns the outputs that changed.
+
+        An exception of the forward reaches the caller, and the step counts as not done: no token was added, and the
+        same step may be tried again.
         """
         parts, started = self._parts, time.perf_counter()
         plan = parts.scheduler.schedule()

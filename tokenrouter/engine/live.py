@@ -330,7 +330,7 @@ class LiveRequests:
             if completion.logprobs is None
             else completion.cumulative_logprob,
             logprobs=None if completion.logprobs is None else list(completion.logprobs),
-            routes=self._routes(request) if ended else (),
+            routes=self._routes(completion) if ended else (),
             finish_reason=completion.finish_reason,
             stop_reason=completion.stop_reason,
             metrics=_metrics(completion) if ended else None,
@@ -343,9 +343,11 @@ class LiveRequests:
         if detokenizer.stop_hit is not None:
             completion.stop_reason = detokenizer.stop_hit
 
-    def _routes(self, request: Request) -> tuple[int, ...]:
-        # A preempted request counts from 0 again: what was computed has a decision all the same.
-        num_run = request.num_tokens - 1 if request.num_preemptions else request.num_computed
+    def _routes(self, completion: _Completion) -> tuple[int, ...]:
+        request = completion.request
+        num_run = request.num_computed
+        if request.num_preemptions and completion.finish_reason == "abort":
+            num_run = request.num_tokens - 1  # it counted from 0 again; all of these once ran
         requested_N = request.requested_N[: request.num_tokens].copy()
         requested_N[num_run:] = UNDECIDED
         executed_N = np.where(requested_N < 0, -1, self._executed_of[requested_N])
@@ -353,8 +355,9 @@ class LiveRequests:
 
 
 def _detokenize(completion: _Completion) -> None:
-    """Feeds the tokens that the detokenizer has not seen: every step when streaming or looking for stop strings, once
-    at the end otherwise.
+    """Feeds the tokens that the detokenizer has not seen.
+
+    Every step when streaming or looking for stop strings, once at the end otherwise.
     """
     assert completion.detokenizer is not None
     for token in completion.output_ids[completion.num_detokenized :]:

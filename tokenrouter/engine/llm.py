@@ -148,7 +148,7 @@ class LLM:
 
         Args:
             sequences: token ids.
-            sink: called with (index of the sequence, position of the first row, float32 logits ``[rows, V]``). Logits at
+            sink: called with (index of the sequence, position of the first row, float32 logits ``[rows, V]``). Those at
                 position p predict token p + 1. Rows must be used or copied before it returns.
             prefill_len: None: every token goes through prefill chunks, and every position is handed over. Else this
                 many tokens are the prompt, every later one is fed alone through decode, and positions from

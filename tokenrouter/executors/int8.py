@@ -1,5 +1,6 @@
-"""The plain low path: W8A8, one scale per output channel and one per token (LLM.int8's vector-wise scales,
-Dettmers et al. 2022, arXiv:2208.07339, without the outlier split).
+"""The plain low path: W8A8, one scale per output channel and one per token.
+
+These are LLM.int8's vector-wise scales (Dettmers et al. 2022, arXiv:2208.07339) without the outlier split.
 """
 
 from torch import Tensor

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tokenrouter.kernels.attention import reference as attention
+from tokenrouter.kernels.attention import reference as attention_reference
 from tokenrouter.kernels.attention.reference import AttentionPlan
-from tokenrouter.kernels.int8_matmul import reference as int8_matmul
+from tokenrouter.kernels.int8_matmul import reference as int8_matmul_reference
 from tokenrouter.kernels.int8_matmul.reference import PackedInt8
-from tokenrouter.kernels.matmul import reference as matmul
+from tokenrouter.kernels.matmul import reference as matmul_reference
 from tokenrouter.kernels.matmul.reference import PackedMatmul
-from tokenrouter.kernels.quantize_rows import reference as quantize_rows
+from tokenrouter.kernels.quantize_rows import reference as quantize_rows_reference
 from tokenrouter.kernels.quantize_rows.reference import QuantizedRows
-from tokenrouter.kernels.rms_norm import reference as rms_norm
-from tokenrouter.kernels.rope_store_kv import reference as rope_store_kv
-from tokenrouter.kernels.silu_mul import reference as silu_mul
+from tokenrouter.kernels.rms_norm import reference as rms_norm_reference
+from tokenrouter.kernels.rope_store_kv import reference as rope_store_kv_reference
+from tokenrouter.kernels.silu_mul import reference as silu_mul_reference
 
 __all__ = ["AttentionPlan", "KernelSet", "PackedInt8", "PackedMatmul", "QuantizedRows", "select"]
 
@@ -50,14 +50,14 @@ def select(backend: str = "auto") -> KernelSet:
         )
     return KernelSet(
         name="reference",
-        rms_norm=rms_norm.rms_norm,
-        pack_matmul=matmul.pack,
-        matmul=matmul.matmul,
-        quantize_rows=quantize_rows.quantize_rows,
-        pack_int8=int8_matmul.pack,
-        int8_matmul=int8_matmul.int8_matmul,
-        silu_mul=silu_mul.silu_mul,
-        rope_store_kv=rope_store_kv.rope_store_kv,
-        plan_attention=attention.plan,
-        attention=attention.run,
+        rms_norm=rms_norm_reference.rms_norm,
+        pack_matmul=matmul_reference.pack,
+        matmul=matmul_reference.matmul,
+        quantize_rows=quantize_rows_reference.quantize_rows,
+        pack_int8=int8_matmul_reference.pack,
+        int8_matmul=int8_matmul_reference.int8_matmul,
+        silu_mul=silu_mul_reference.silu_mul,
+        rope_store_kv=rope_store_kv_reference.rope_store_kv,
+        plan_attention=attention_reference.plan,
+        attention=attention_reference.run,
     )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tokenrouter.types import AttentionSpan
 
-GROUP_WASTE_KEYS = 1000  # padding that costs as much as one more call
+GROUP_WASTE_KEYS = 400  # padding that costs as much as one more call
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

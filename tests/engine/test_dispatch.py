@@ -1,0 +1,239 @@
+"""Guards the grouping of a step into forwards: nothing lost or doubled, waits bounded, prompts never kept waiting."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.tools import greedy, prompts, run_all, tiny, tokens, twin
+from tokenrouter import LLM, EngineOptions, SamplingParams
+from tokenrouter.engine.costs import SIZES, CostModel, measure
+from tokenrouter.engine.dispatcher import Dispatcher
+from tokenrouter.engine.step import PackedStep, pack
+from tokenrouter.features import TokenHistory
+from tokenrouter.routers import RandomRouter
+from tokenrouter.scheduler import Chunk, Request, StepPlan
+from tokenrouter.types import Route, RouteTable
+
+NUM_LAYERS = 4
+CHEAP_LOW = CostModel(seconds={"high": (1.0,) * 4, "low": (0.5,) * 4})
+PROPORTIONAL = CostModel(seconds={name: tuple(map(float, SIZES)) for name in ("high", "low")})
+
+
+def table(*waits: int | None) -> RouteTable:
+    names = ("high", "low", "third")
+    return RouteTable(
+        routes=tuple(
+            Route.uniform(name, "high" if i == 0 else "low", NUM_LAYERS, max_wait_steps=wait)
+            for i, (name, wait) in enumerate(zip(names, waits, strict=False))
+        )
+    )
+
+
+def request(num_computed: int, num_tokens: int, prompt_len: int, waited: int = 0) -> Request:
+    made = Request(
+        request_id="x",
+        params=SamplingParams(),
+        history=TokenHistory([5] * num_tokens, 100),
+        prompt_len=prompt_len,
+        max_total=100,
+        arrival_s=0.0,
+    )
+    made.num_computed, made.waited_steps = num_computed, waited
+    return made
+
+
+def step_of(chunks: Sequence[tuple[bool, int, int]]) -> tuple[PackedStep, np.ndarray]:
+    """Chunks as (decoding, route, waited steps): a prompt chunk has three tokens of that route."""
+    made = []
+    for decoding, _, waited in chunks:
+        one = request(10, 11, 6, waited) if decoding else request(0, 3, 3)
+        made.append(Chunk(request=one, start=one.num_computed, length=1 if decoding else 3))
+    lengths = [chunk.length for chunk in made]
+    executed = np.repeat([route for _, route, _ in chunks], lengths).astype(np.int64)
+    return pack(StepPlan(chunks=tuple(made))), executed
+
+
+chunk_lists = st.lists(
+    st.tuples(st.booleans(), st.integers(0, 2), st.integers(0, 6)), min_size=1, max_size=14
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    chunks=chunk_lists,
+    mode=st.sampled_from(["mixed", "queued", "auto"]),
+    min_batch=st.integers(1, 6),
+    waits=st.tuples(*[st.one_of(st.none(), st.integers(0, 7))] * 3),
+    max_wait=st.integers(0, 5),
+    costs=st.sampled_from([CHEAP_LOW, PROPORTIONAL]),
+)
+def test_every_chunk_runs_once_or_waits_within_its_bound(
+    chunks: list[tuple[bool, int, int]],
+    mode: str,
+    min_batch: int,
+    waits: tuple[int | None, ...],
+    max_wait: int,
+    costs: CostModel,
+) -> None:
+    """A chunk in two forwards or in none; a step that runs nothing; a token kept beyond its bound."""
+    routes = table(*waits)
+    dispatcher = Dispatcher(
+        routes,
+        [next(iter(route.executors)) for route in routes.routes],
+        mode=mode,  # type: ignore[arg-type]
+        min_batch=min_batch,
+        max_wait_steps=max_wait,
+        costs=costs,
+    )
+    step, executed_T = step_of(chunks)
+    work = dispatcher.dispatch(step, executed_T)
+    running = [c for forward in work.forwards for c in forward]
+    assert sorted([*running, *work.deferred]) == list(range(len(chunks)))
+    assert running, "a step must run something"
+    assert all(forward for forward in work.forwards), "an empty forward"
+    assert all(chunks[c][0] for c in work.deferred), "a prompt chunk was deferred"
+    for c in work.deferred:
+        _, route, waited = chunks[c]
+        bound = max_wait if waits[route] is None else waits[route]
+        assert waited < bound
+        assert sum(1 for d in work.deferred if chunks[d][1] == route) < min_batch
+    if mode == "mixed":
+        assert len(work.forwards) == 1 and not work.deferred
+    for forward in work.forwards:
+        assert list(forward) == sorted(forward), "order within a forward"
+        kinds = {chunks[c][0] for c in forward}
+        decode_routes = {chunks[c][1] for c in forward if chunks[c][0]}
+        if mode == "queued":
+            assert len(kinds) == 1 and (kinds == {False} or len(decode_routes) == 1)
+
+
+def test_auto_follows_the_costs() -> None:
+    """Queueing where mixing is as cheap, or mixing where a second stream of weights costs a whole step."""
+    step, executed_T = step_of([(True, 0, 0)] + [(True, 1, 0)] * 6)
+    executors = ["high", "low"]
+    queue = Dispatcher(table(None, None), executors, costs=CHEAP_LOW).dispatch(step, executed_T)
+    assert queue.deferred == (0,) and len(queue.forwards) == 1
+    mix = Dispatcher(table(None, None), executors, costs=PROPORTIONAL).dispatch(step, executed_T)
+    assert not mix.deferred and len(mix.forwards) == 1
+    step, executed_T = step_of([(False, 0, 0), (True, 0, 0), (True, 1, 0)])
+    with_prompt = Dispatcher(table(None, None), executors, costs=CHEAP_LOW)
+    assert with_prompt.dispatch(step, executed_T).forwards == ((0, 1, 2),)
+
+
+def test_two_routes_of_one_executor_do_not_queue_for_each_other() -> None:
+    """Routes that share an executor share its weights: keeping them apart gains nothing."""
+    step, executed_T = step_of([(True, 1, 0), (True, 2, 0), (True, 2, 0)])
+    dispatcher = Dispatcher(table(None, None, None), ["high", "low", "low"], costs=CHEAP_LOW)
+    assert not dispatcher.dispatch(step, executed_T).deferred
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("min_batch", "max_wait", "low_wait"), [(4, 3, None), (50, 5, 2), (2, 1, None), (50, 0, 1)]
+)
+def test_no_decode_token_waits_longer_than_its_route_allows(
+    seed: int, min_batch: int, max_wait: int, low_wait: int | None
+) -> None:
+    """A token that starves in its queue, in a real run with requests that come and go."""
+
+    class Patient(RandomRouter):
+        def routes(self, num_layers: int) -> RouteTable:
+            low = Route.uniform("low", "low", num_layers, max_wait_steps=low_wait)
+            return RouteTable(routes=(Route.uniform("high", "high", num_layers), low))
+
+    llm = LLM(
+        tiny(),
+        router=Patient(0.3, seed),
+        executors=twin(),
+        options=EngineOptions(
+            dispatch="queued",
+            min_batch=min_batch,
+            max_wait_steps=max_wait,
+            max_num_seqs=7,
+            max_num_batched_tokens=30,
+        ),
+    )
+    for index, prompt in enumerate(prompts()[:12]):
+        llm.engine.add_request(str(index), prompt, greedy(3 + index), stream=False)
+    longest = 0
+
+    def check() -> None:
+        nonlocal longest
+        for one in llm.engine.scheduler.running:
+            if one.decoding:
+                route = int(one.requested_N[one.num_computed])
+                bound = low_wait if route == 1 and low_wait is not None else max_wait
+                assert one.waited_steps <= bound
+                longest = max(longest, one.waited_steps)
+
+    last = run_all(llm, check)
+    assert all(len(tokens(last[str(index)])) == 3 + index for index in range(12))
+    assert longest == max(max_wait, low_wait or 0), "nobody ever waited: nothing was tested"
+
+
+def test_waiting_counts_as_queue_time() -> None:
+    """Latency that hides what queueing costs the request."""
+    times = {}
+    for dispatch in ("mixed", "queued"):
+        llm = LLM(
+            tiny(),
+            router=RandomRouter(0.5),
+            executors=twin(),
+            options=EngineOptions(dispatch=dispatch, min_batch=50, max_wait_steps=6),  # type: ignore[arg-type]
+        )
+        outputs = llm.generate(prompts()[:4], greedy(20))
+        times[dispatch] = [output.outputs[0].metrics for output in outputs]
+    for metrics in times["queued"] + times["mixed"]:
+        assert metrics is not None
+        assert len(metrics.token_times_s) == 20
+        assert list(metrics.token_times_s) == sorted(metrics.token_times_s)
+        assert metrics.arrival_s <= metrics.first_scheduled_s <= metrics.first_token_s
+        assert metrics.token_times_s[-1] <= metrics.finished_s
+        assert 0 <= metrics.queue_s <= metrics.finished_s - metrics.arrival_s
+    for metrics in times["mixed"]:
+        assert metrics is not None
+        assert metrics.queue_s == pytest.approx(metrics.first_scheduled_s - metrics.arrival_s)
+    waited = [m.queue_s - (m.first_scheduled_s - m.arrival_s) for m in times["queued"] if m]
+    assert all(w > 0 for w in waited)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "both"}, "unknown dispatch 'both'; choose one of: auto, mixed, queued"),
+        ({"mode": "queued", "min_batch": 0}, "min_batch 0"),
+        ({"mode": "queued", "max_wait_steps": -1}, "max_wait_steps -1"),
+        ({"mode": "auto"}, "needs measured costs"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, object], message: str) -> None:
+    """An option out of range that shows as a hang."""
+    with pytest.raises(ValueError, match=message):
+        Dispatcher(table(None, None), ["high", "low"], **options)  # type: ignore[arg-type]
+
+
+def test_cost_model() -> None:
+    """A wrong bracket of the interpolation; costs beyond the last size that stay flat."""
+    seconds = (1.0, 2.0, 4.0, 8.0)
+    model = CostModel(seconds={"high": seconds})
+    assert [model.tokenwise_s("high", size) for size in SIZES] == list(seconds)
+    assert model.tokenwise_s("high", 0) == 0
+    assert model.tokenwise_s("high", 2 * SIZES[-1]) == 16.0
+    middle = (SIZES[1] + SIZES[2]) / 2
+    assert model.tokenwise_s("high", middle) == pytest.approx(3.0)
+    assert not CHEAP_LOW.queueing_pays({"high": 9}, 4)
+    times = [model.tokenwise_s("high", n) for n in range(200)]
+    assert times == sorted(times)
+
+
+def test_measured_costs_are_positive() -> None:
+    """A probe that runs nothing makes every mode look free."""
+    costs = measure(twin().executors, tiny())
+    assert set(costs.seconds) == {"high", "low"}
+    assert all(len(s) == len(SIZES) and min(s) > 0 for s in costs.seconds.values())
+    with torch.inference_mode():
+        assert costs.tokenwise_s("high", 1) > 0
