@@ -18,6 +18,7 @@ from torch import Tensor
 from tokenrouter.types import AttentionSpan
 
 GROUP_WASTE_KEYS = 400  # padding that costs as much as one more call
+IN_PLACE_MIN_KEYS = 384  # from here on reading in place saves more than a call of its own costs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,22 +62,25 @@ def plan(
         dtype: of queries and arena.
         window: a query sees only keys with ``query - key < window``; None: all earlier keys.
     """
-    calls = [_single(span, window, dtype) for span in spans if len(span.query_index_Q) > 1]
-    decode = [span for span in spans if len(span.query_index_Q) == 1]
+    alone = [_runs_alone(span) for span in spans]
+    calls = [_single(s, window, dtype) for s, single in zip(spans, alone, strict=True) if single]
+    decode = [span for span, single in zip(spans, alone, strict=True) if not single]
     decode.sort(key=lambda span: -span.slots_K.shape[0])
     start, waste = 0, 0
     for end in range(1, len(decode) + 1):
         if end < len(decode):
             waste += decode[start].slots_K.shape[0] - decode[end].slots_K.shape[0]
         if end == len(decode) or waste > GROUP_WASTE_KEYS:
-            group = decode[start:end]
-            if len(group) == 1 and group[0].first_slot >= 0:
-                calls.append(_single(group[0], window, dtype))
-            else:
-                calls.append(_decode_group(group, null_slot, window, dtype))
+            calls.append(_decode_group(decode[start:end], null_slot, window, dtype))
             start, waste = end, 0
     calls.sort(key=lambda call: call.rows.start if isinstance(call.rows, slice) else -1)
     return AttentionPlan(calls=tuple(calls), scale=scale, in_order=_covers_in_order(calls))
+
+
+def _runs_alone(span: AttentionSpan) -> bool:
+    """Prefill chunks, and long decode contexts that lie in a row."""
+    long_run = span.first_slot >= 0 and span.slots_K.shape[0] >= IN_PLACE_MIN_KEYS
+    return len(span.query_index_Q) > 1 or long_run
 
 
 def _covers_in_order(calls: Sequence[_Call]) -> bool:
@@ -164,7 +168,7 @@ def run(q_THD: Tensor, kv_SPD: Tensor, plan: AttentionPlan) -> Tensor:
 
     Args:
         q_THD: rotated queries, any float dtype (strided is fine).
-        kv_SPD: one layer of the arena, same dtype.
+        kv_SPD: one layer of the arena, same dtype, contiguous.
         plan: what ``plan`` returned for this forward.
 
     Returns:
@@ -183,23 +187,41 @@ def run(q_THD: Tensor, kv_SPD: Tensor, plan: AttentionPlan) -> Tensor:
 
 
 def _run_call(call: _Call, q_THD: Tensor, kv_SPD: Tensor, scale: float) -> Tensor:
-    """The result of one call, ``[B * Q, H, D]``."""
+    """The result of one call, ``[B * Q, H, D]``. Views are made in one step each: a decode step makes thousands."""
     num_heads, head_dim = q_THD.shape[1:]
     planes = kv_SPD.shape[1]
-    kv_SX = kv_SPD.flatten(1)
-    kv_NX = (
-        kv_SX[call.slots] if isinstance(call.slots, slice) else kv_SX.index_select(0, call.slots)
+    groups, width, batch = planes // 2, planes * head_dim, call.batch
+    if isinstance(call.slots, slice):
+        entries, first, num_keys = (
+            kv_SPD,
+            call.slots.start * width,
+            call.slots.stop - call.slots.start,
+        )
+    else:
+        entries, first, num_keys = (
+            kv_SPD.index_select(0, call.slots),
+            0,
+            call.slots.shape[0] // batch,
+        )
+    first += entries.storage_offset()
+    kv_shape, kv_stride = (
+        (batch, groups, num_keys, head_dim),
+        (num_keys * width, head_dim, width, 1),
     )
-    kv_BPKD = kv_NX.view(call.batch, -1, planes, head_dim).transpose(1, 2)
-    keys_BGKD, values_BGKD = kv_BPKD.chunk(2, dim=1)
     q_NHD = q_THD[call.rows] if isinstance(call.rows, slice) else q_THD.index_select(0, call.rows)
+    num_queries = q_NHD.shape[0] // batch
+    row, head, _ = q_NHD.stride()
     result_BHQD = F.scaled_dot_product_attention(
-        q_NHD.unflatten(0, (call.batch, -1)).transpose(1, 2),
-        keys_BGKD,
-        values_BGKD,
+        q_NHD.as_strided(
+            (batch, num_heads, num_queries, head_dim), (num_queries * row, head, row, 1)
+        ),
+        entries.as_strided(kv_shape, kv_stride, first),
+        entries.as_strided(kv_shape, kv_stride, first + groups * head_dim),
         attn_mask=call.bias,
         is_causal=call.causal,
         scale=scale,
-        enable_gqa=num_heads * 2 != planes,
+        enable_gqa=num_heads != groups,
     )
-    return result_BHQD.transpose(1, 2).reshape(-1, num_heads, head_dim)
+    if num_queries == 1:
+        return result_BHQD.squeeze(2)
+    return result_BHQD.transpose(1, 2).flatten(0, 1)

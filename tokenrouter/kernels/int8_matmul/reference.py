@@ -8,6 +8,7 @@ AMX), and ``torch._int_mm`` with the scales after it. The first is used where a 
 processors without VNNI its products may saturate at 16 bits.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -36,8 +37,15 @@ class PackedInt8:
     blocked: bool
 
 
+@cache
+def _blocked_linear() -> Callable[..., Tensor]:
+    """The overload itself: looking it up by name at every call costs more than a small product."""
+    overload: Callable[..., Tensor] = torch.ops.onednn.qlinear_pointwise.default
+    return overload
+
+
 def _onednn(q_TK: Tensor, packed: PackedInt8, dtype: torch.dtype) -> Tensor:
-    result: Tensor = torch.ops.onednn.qlinear_pointwise(
+    return _blocked_linear()(
         q_TK,
         1.0,
         0,
@@ -52,7 +60,6 @@ def _onednn(q_TK: Tensor, packed: PackedInt8, dtype: torch.dtype) -> Tensor:
         [],
         "",
     )
-    return result
 
 
 @cache

@@ -5,7 +5,9 @@ layout: an unpacked bfloat16 ``F.linear`` reorders them at every call, which cos
 Plain float32 stays with ``F.linear``, which is as fast or faster there.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +29,13 @@ class PackedMatmul:
     blocked: bool
 
 
+@cache
+def _blocked_linear() -> Callable[..., Tensor]:
+    """The overload itself: looking it up by name at every call costs more than a small product."""
+    overload: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
+    return overload
+
+
 def _can_block(weight_NK: Tensor) -> bool:
     if weight_NK.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
@@ -46,8 +55,6 @@ def pack(weight_NK: Tensor, bias_N: Tensor | None) -> PackedMatmul:
 def matmul(x_TK: Tensor, packed: PackedMatmul) -> Tensor:
     """``x_TK`` (the weight's dtype) times the packed weight: a new ``[T, N]`` tensor of the same dtype."""
     if packed.blocked:
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x_TK, packed.weight, packed.bias_N, "none", [], ""
-        )
+        result: Tensor = _blocked_linear()(x_TK, packed.weight, packed.bias_N, "none", [], "")
         return result
     return F.linear(x_TK, packed.weight, packed.bias_N)

@@ -24,14 +24,15 @@ def rope_store_kv(
         The rotated queries, ``[T, H, D]``.
     """
     num_kv_heads, head_dim = kv_SPD.shape[1] // 2, kv_SPD.shape[2]
-    heads_THD = qkv_TO.unflatten(-1, (-1, head_dim))
-    plain_THD = heads_THD[:, :-num_kv_heads]
+    heads_THD = qkv_TO.view(qkv_TO.shape[0], -1, head_dim)
+    num_rotated = heads_THD.shape[1] - num_kv_heads
+    plain_THD, value_TGD = heads_THD.split_with_sizes((num_rotated, num_kv_heads), 1)
     rotated_THD = torch.addcmul(
-        plain_THD * cos_TD[:, None], plain_THD.roll(head_dim // 2, -1), sin_TD[:, None]
+        plain_THD * cos_TD.unsqueeze(1), plain_THD.roll(head_dim // 2, -1), sin_TD.unsqueeze(1)
     )
-    kv_TPD = torch.cat((rotated_THD[:, -num_kv_heads:], heads_THD[:, -num_kv_heads:]), dim=1)
-    kv_SPD.index_copy_(0, slots_T, kv_TPD)
-    return rotated_THD[:, :-num_kv_heads]
+    q_THD, key_TGD = rotated_THD.split_with_sizes((num_rotated - num_kv_heads, num_kv_heads), 1)
+    kv_SPD.index_copy_(0, slots_T, torch.cat((key_TGD, value_TGD), 1))
+    return q_THD
 
 
 def signed_sin(sin_ND: Tensor) -> Tensor:
