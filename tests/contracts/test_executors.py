@@ -136,7 +136,8 @@ def test_shapes_and_dtypes(name: str, path: str, which: str) -> None:
             result = p.run(method, rows)
             assert result.shape == shape and result.dtype == p.model.dtype, method
             assert result.isfinite().all(), method
-    assert p.executor.name and p.executor.weight_bytes > 0
+    assert p.executor.name
+    assert len(p.executor.packed_weights) == 4 * p.model.config.num_layers + 1
 
 
 @every_path

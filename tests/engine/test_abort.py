@@ -89,7 +89,9 @@ def test_abort_in_every_state(state: Callable[[LLMEngine, Request], bool], sched
         if str(index) in aborted:
             assert output.outputs[0].finish_reason == "abort"
             assert output.outputs[0].token_ids == before[str(index)]
-            assert len(output.outputs[0].routes) == len(output.prompt_token_ids) + len(before[str(index)])
+            assert len(output.outputs[0].routes) == len(output.prompt_token_ids) + len(
+                before[str(index)]
+            )
         else:
             assert tokens(output) == tokens(one), index
 

@@ -9,7 +9,10 @@ from tests.engine.tools import SMALL, greedy, tokens
 from tokenrouter import LLM
 from tokenrouter.models import tiny_random
 
-QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why is 2 < 3?"}]
+QUESTION = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Why is 2 < 3?"},
+]
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,9 @@ def pool() -> ExecutorPool:
 
 
 def make(**options: Any) -> LLM:
-    return LLM(model(), router=RandomRouter(0.5), executors=pool(), options=EngineOptions(**options))
+    return LLM(
+        model(), router=RandomRouter(0.5), executors=pool(), options=EngineOptions(**options)
+    )
 
 
 @cache

@@ -126,7 +126,7 @@ def test_a_model_without_a_tokenizer_takes_ids_only() -> None:
         llm.generate("text", greedy())
     with pytest.raises(ValueError, match="stop strings need a tokenizer"):
         llm.generate([[5, 6, 7]], SamplingParams(stop="x"))
-    with pytest.raises(ValueError, match="router rule needs token_type.*has no tokenizer"):
+    with pytest.raises(ValueError, match=r"router rule needs token_type.*has no tokenizer"):
         LLM(bare, router="rule", executors="int8")
     assert not llm.engine.has_unfinished()
 
@@ -145,7 +145,10 @@ def test_chat_without_a_template_is_refused() -> None:
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, got 0"),
         ({"num_kv_slots": 0}, "num_kv_slots must be at least 1, got 0"),
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be at least 1, got 0"),
-        ({"max_num_batched_tokens": 8}, "max_num_batched_tokens 8 must be at least max_num_seqs 32"),
+        (
+            {"max_num_batched_tokens": 8},
+            "max_num_batched_tokens 8 must be at least max_num_seqs 32",
+        ),
         ({"scheduler": "static_batch", "static_batch_size": 33}, "batch_size 33 must lie in 1"),
         ({"scheduler": "static_batch", "static_batch_size": 0}, "batch_size 0 must lie in 1"),
         ({"min_batch": 0}, "min_batch 0"),

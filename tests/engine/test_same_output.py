@@ -47,9 +47,7 @@ def test_alone_equals_transformers() -> None:
     [(1, 1), (1, 7), (8, 8), (8, 20), (8, 512), (64, 64), (64, 100), (64, 2048)],
 )
 @pytest.mark.parametrize("scheduler", ["fcfs", "static_batch"])
-def test_batches_and_chunks(
-    max_num_seqs: int, max_num_batched_tokens: int, scheduler: str
-) -> None:
+def test_batches_and_chunks(max_num_seqs: int, max_num_batched_tokens: int, scheduler: str) -> None:
     """A chunk that starts at a wrong position, a row mixed up with its neighbour's, a mask off by one."""
     check_all(
         plain_llm(

@@ -21,6 +21,8 @@ from tokenrouter.kernels import select
 from tokenrouter.models import LoadedModel
 from tokenrouter.models.loader import from_hf_model
 from tokenrouter.models.tiny import ByteTokenizer, tiny_hf
+from tokenrouter.routers import Router
+from tokenrouter.types import LayerSpan, Route, RouteInput, RouteTable, RoutingDecision
 
 NEAR_TIE = 1e-3
 SMALL = {
@@ -110,7 +112,9 @@ class NearTies:
     def same(self, prompt: Sequence[int], expected: Sequence[int], got: Sequence[int]) -> None:
         """Asserts that ``got`` is ``expected`` up to the first near-tie."""
         assert len(got) == len(expected)
-        wrong = next((i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b), None)
+        wrong = next(
+            (i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b), None
+        )
         if wrong is None:
             return
         gap = self.gap([*prompt, *expected[:wrong]])
@@ -169,7 +173,9 @@ def routed_logits(
 
     for layer in range(config.num_layers):
         at = {path: model.weights.layers[layer] for path, model in models.items()}
-        qkv_TO = pick(layer, {p: norm(hidden_TE, w.input_norm_E) @ w.qkv_OE.t() for p, w in at.items()})
+        qkv_TO = pick(
+            layer, {p: norm(hidden_TE, w.input_norm_E) @ w.qkv_OE.t() for p, w in at.items()}
+        )
         q_THD, k_TGD, v_TGD = qkv_TO.unflatten(-1, (-1, config.head_dim)).split(split, dim=1)
         heads_HTD = F.scaled_dot_product_attention(
             rotate(q_THD).transpose(0, 1),
@@ -189,3 +195,61 @@ def routed_logits(
         for path, model in models.items()
     }
     return torch.stack([logits[head_of(t)][t] for t in range(num_tokens)])
+
+
+class ThreeRoutes(Router):
+    """Three routes by token id, two of them change the executor between layers."""
+
+    name = "three_routes"
+
+    @property
+    def options(self) -> dict[str, object]:
+        return {}
+
+    def routes(self, num_layers: int) -> RouteTable:
+        low_first = (LayerSpan(0, 1, "low"), LayerSpan(1, 3, "high"), LayerSpan(3, 4, "low"))
+        high_first = (LayerSpan(0, 2, "high"), LayerSpan(2, num_layers, "low"))
+        return RouteTable(
+            routes=(
+                Route.uniform("high", "high", num_layers),
+                Route(name="low_first", spans=low_first),
+                Route(name="high_first", spans=high_first),
+            )
+        )
+
+    def route(self, inputs: RouteInput) -> RoutingDecision:
+        route_T = inputs.ids_T % 3
+        return RoutingDecision(
+            route_T=route_T,
+            score_T=torch.full(route_T.shape, float("nan")),
+            reason_T=torch.zeros_like(route_T),
+            reasons=("id modulo three",),
+        )
+
+
+def teacher_forced(
+    llm: LLM, sequences: Sequence[Sequence[int]], prompt_len: int
+) -> tuple[list[Tensor], list[tuple[int, ...]]]:
+    """Logits [T, V] (from the prompt's last token on; all when everything is prompt) and routes per sequence."""
+    shape = len(sequences), tiny().config.vocab_size
+    got = [torch.full((len(ids), shape[1]), float("nan")) for ids in sequences]
+
+    def make_sink(index: int) -> Callable[[int, Tensor], None]:
+        def sink(start: int, logits_TV: Tensor) -> None:
+            got[index][start : start + len(logits_TV)] = logits_TV
+
+        return sink
+
+    for index, ids in enumerate(sequences):
+        split = min(prompt_len, len(ids))
+        llm.engine.add_request(
+            str(index),
+            ids[:split],
+            SamplingParams(temperature=0),
+            forced_ids=ids[split:],
+            logits_sink=make_sink(index),
+            wants_all_logits=split == len(ids),
+            stream=False,
+        )
+    last = run_all(llm)
+    return got, [routes(last[str(index)]) for index in range(len(sequences))]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from tokenrouter.kernels import KernelSet, select
+from tokenrouter.kernels import AttentionPlan, KernelSet, select
 from tokenrouter.types import AttentionSpan
 
 NUM_HEADS, HEAD_DIM, SCALE = 4, 8, 0.3
@@ -31,9 +31,9 @@ class Case:
     kept: tuple[int, ...] | None = None
 
 
-def lay_out(cases: list[Case], num_kv_heads: int, *, seed: int = 0, spare: int = 13) -> tuple[
-    Tensor, Tensor, list[AttentionSpan]
-]:
+def lay_out(
+    cases: list[Case], num_kv_heads: int, *, seed: int = 0, spare: int = 13
+) -> tuple[Tensor, Tensor, list[AttentionSpan]]:
     """Queries, an arena full of NaN but for the requests' slots and the null slot, and the spans."""
     generator = torch.Generator().manual_seed(seed)
     total = sum(case.num_keys for case in cases) + spare
@@ -60,9 +60,7 @@ def lay_out(cases: list[Case], num_kv_heads: int, *, seed: int = 0, spare: int =
             if case.scattered
             else torch.arange(start, start + case.num_keys)
         )
-        kv_SPD[slots] = torch.randn(
-            case.num_keys, 2 * num_kv_heads, HEAD_DIM, generator=generator
-        )
+        kv_SPD[slots] = torch.randn(case.num_keys, 2 * num_kv_heads, HEAD_DIM, generator=generator)
         last = case.kept[-1] if case.kept else case.num_keys - 1
         spans.append(
             AttentionSpan(
@@ -100,18 +98,22 @@ def dense(q_THD: Tensor, kv_SPD: Tensor, spans: list[AttentionSpan], window: int
     return out_THD.flatten(1)
 
 
+def make_plan(
+    kernels: KernelSet, kv_SPD: Tensor, spans: list[AttentionSpan], window: int | None = None
+) -> AttentionPlan:
+    return kernels.plan_attention(
+        spans, null_slot=kv_SPD.shape[0] - 1, scale=SCALE, dtype=kv_SPD.dtype, window=window
+    )
+
+
 def check(kernels: KernelSet, cases: list[Case], window: int | None, num_kv_heads: int = 2) -> None:
     q_THD, kv_SPD, spans = lay_out(cases, num_kv_heads)
     before_SPD = kv_SPD.clone()
-    plan = kernels.plan_attention(
-        spans, null_slot=kv_SPD.shape[0] - 1, scale=SCALE, window=window
-    )
+    plan = make_plan(kernels, kv_SPD, spans, window)
     result_TA = kernels.attention(q_THD, kv_SPD, plan)
     assert result_TA.shape == (len(q_THD), NUM_HEADS * HEAD_DIM)
     assert_close(kv_SPD, before_SPD, rtol=0, atol=0, equal_nan=True)
-    assert_close(
-        result_TA.double(), dense(q_THD, kv_SPD, spans, window), rtol=1e-4, atol=1e-5
-    )
+    assert_close(result_TA.double(), dense(q_THD, kv_SPD, spans, window), rtol=1e-4, atol=1e-5)
 
 
 every_window = pytest.mark.parametrize("window", [None, 1, 5, 64])
@@ -120,7 +122,7 @@ every_window = pytest.mark.parametrize("window", [None, 1, 5, 64])
 @every_window
 @pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize(
-    ("num_keys", "num_queries"), [(1, 1), (2, 2), (40, 40), (40, 7), (41, 40), (230, 3), (300, 1)]
+    ("num_keys", "num_queries"), [(1, 1), (2, 2), (40, 40), (40, 7), (41, 40), (230, 3), (450, 1)]
 )
 def test_one_request(
     kernels: KernelSet, num_keys: int, num_queries: int, scattered: bool, window: int | None
@@ -136,7 +138,7 @@ def test_a_mixed_step(kernels: KernelSet, num_kv_heads: int, window: int | None)
     cases = [
         Case(num_keys=33, num_queries=33),
         Case(num_keys=9),
-        Case(num_keys=250),
+        Case(num_keys=420),
         Case(num_keys=70, num_queries=20, scattered=True),
         Case(num_keys=1),
         Case(num_keys=205, scattered=True),
@@ -154,7 +156,8 @@ def test_a_mixed_step(kernels: KernelSet, num_kv_heads: int, window: int | None)
         [1, 1, 1],
         [1, 2, 3, 5, 7, 11, 13],
         [31, 33, 32, 97, 98, 99, 96],
-        [191, 192, 193, 1, 400, 67],
+        [383, 384, 385, 1, 700, 67],
+        [500, 480, 20, 10],
         list(range(1, 40, 3)),
     ],
 )
@@ -185,7 +188,7 @@ def test_half_precision(kernels: KernelSet, dtype: torch.dtype) -> None:
         [Case(num_keys=30, num_queries=30), Case(num_keys=50), Case(num_keys=9)], 2
     )
     q_THD, kv_SPD = q_THD.to(dtype), kv_SPD.to(dtype)
-    plan = kernels.plan_attention(spans, null_slot=kv_SPD.shape[0] - 1, scale=SCALE, window=None)
+    plan = make_plan(kernels, kv_SPD, spans)
     result_TA = kernels.attention(q_THD, kv_SPD, plan)
     assert result_TA.dtype == dtype
     assert_close(result_TA.double(), dense(q_THD, kv_SPD, spans, None), rtol=0.02, atol=0.02)
@@ -196,7 +199,7 @@ def test_takes_queries_as_a_strided_view(kernels: KernelSet) -> None:
     q_THD, kv_SPD, spans = lay_out([Case(num_keys=12, num_queries=12), Case(num_keys=5)], 2)
     wide_THX = torch.full((len(q_THD), 2 * NUM_HEADS, HEAD_DIM), float("nan"))
     wide_THX[:, :NUM_HEADS] = q_THD
-    plan = kernels.plan_attention(spans, null_slot=kv_SPD.shape[0] - 1, scale=SCALE, window=None)
+    plan = make_plan(kernels, kv_SPD, spans)
     result_TA = kernels.attention(wide_THX[:, :NUM_HEADS], kv_SPD, plan)
     assert torch.equal(result_TA, kernels.attention(q_THD, kv_SPD, plan))
 

@@ -11,7 +11,9 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-9}
 
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize(("num_rows", "num_out", "num_in"), [(1, 64, 32), (5, 97, 51), (70, 48, 64)])
+@pytest.mark.parametrize(
+    ("num_rows", "num_out", "num_in"), [(1, 64, 32), (5, 97, 51), (70, 48, 64)]
+)
 def test_equals_the_formula(
     kernels: KernelSet,
     dtype: torch.dtype,

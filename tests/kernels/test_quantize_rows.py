@@ -15,17 +15,35 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def test_values_and_scales(kernels: KernelSet, dtype: torch.dtype) -> None:
     """A scale of amax/128, truncation instead of rounding, or -128 in the result."""
     torch.manual_seed(0)
-    x_TK = (torch.randn(20, 96) * torch.logspace(-3, 3, 20)[:, None]).to(dtype)
+    smallest = -1 if dtype == torch.float16 else -3
+    x_TK = (torch.randn(20, 96) * torch.logspace(smallest, 3, 20)[:, None]).to(dtype)
     before_TK = x_TK.clone()
     rows = kernels.quantize_rows(x_TK)
     assert torch.equal(x_TK, before_TK), "the input was modified"
-    assert rows.q_TK.dtype == torch.int8 and rows.scale_T1.dtype == torch.float32
-    assert rows.dtype == dtype and rows.scale_T1.shape == (20, 1)
+    assert rows.q_TK.dtype == torch.int8 and rows.scale_T1.dtype == dtype
+    assert rows.scale_T1.shape == (20, 1)
     amax_T1 = x_TK.double().abs().amax(-1, keepdim=True)
-    assert_close(rows.scale_T1.double(), amax_T1 / 127, rtol=1e-6, atol=0)
+    rounding = torch.finfo(dtype).eps
+    assert_close(rows.scale_T1.double(), amax_T1 / 127, rtol=rounding, atol=0)
     assert (rows.q_TK.int().abs().amax(-1) == 127).all() and int(rows.q_TK.min()) >= -127
     error_TK = (rows.q_TK.double() * rows.scale_T1.double() - x_TK.double()).abs()
-    assert (error_TK <= 0.5001 * amax_T1 / 127).all()
+    assert (error_TK <= (0.501 + 127 * rounding) * amax_T1 / 127).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_rounded_scale_never_leaves_the_range(kernels: KernelSet, dtype: torch.dtype) -> None:
+    """The scale is rounded to the dtype, possibly down: amax / scale must still round to 127, not to 128."""
+    amax_T1 = torch.linspace(1, 2, 4001)[:, None].to(dtype)
+    rows = kernels.quantize_rows(torch.cat((amax_T1, -amax_T1, 0 * amax_T1), dim=1))
+    assert (rows.q_TK.unique(dim=0) == torch.tensor([[127, -127, 0]])).all()
+
+
+@pytest.mark.xfail(reason="float16: a scale below the smallest normal number is raised to it")
+def test_small_rows_in_float16(kernels: KernelSet) -> None:
+    """A row whose largest value is below 127 times 6e-5 keeps only a few of its 127 levels."""
+    x_TK = (torch.linspace(-1, 1, 96)[None] * 1e-3).half()
+    rows = kernels.quantize_rows(x_TK)
+    assert int(rows.q_TK.int().abs().max()) == 127
 
 
 def test_rounds_half_to_even(kernels: KernelSet) -> None:
@@ -40,11 +58,10 @@ def test_zero_row_and_the_largest_numbers(kernels: KernelSet, dtype: torch.dtype
     most = torch.finfo(dtype).max
     x_TK = torch.zeros(4, 32, dtype=dtype)
     x_TK[1, 3], x_TK[1, 4] = most, -most
-    x_TK[2, 0], x_TK[2, 1] = 1e-4, -5e-5
+    x_TK[2, 0], x_TK[2, 1] = 1e-2, -5e-3
     x_TK[3] = -most
     rows = kernels.quantize_rows(x_TK)
-    assert not rows.q_TK[0].any() and float(rows.scale_T1[0]) == 0
-    assert rows.scale_T1.isfinite().all()
+    assert not rows.q_TK[0].any() and rows.scale_T1.isfinite().all()
     assert rows.q_TK[1, 3:5].tolist() == [127, -127] and not rows.q_TK[1, 5:].any()
     assert int(rows.q_TK[2, 0]) == 127 and int(rows.q_TK[2, 1]) in (-63, -64)
     assert (rows.q_TK[3] == -127).all()

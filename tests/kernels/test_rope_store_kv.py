@@ -39,12 +39,15 @@ def test_equals_transformers(
         q_THD, k_TGD, cos_TD.to(dtype), sin_TD.to(dtype), unsqueeze_dim=1
     )
     kv_SPD = torch.full((NUM_SLOTS + 1, 2 * num_kv_heads, HEAD_DIM), float("nan"), dtype=dtype)
-    kernels.rope_store_kv(
+    before_TO = qkv_TO.clone()
+    rotated_THD = kernels.rope_store_kv(
         qkv_TO, cos_TD.to(dtype), signed_sin(sin_TD).to(dtype), slots_T, kv_SPD
     )
-    heads_THD = qkv_TO.unflatten(-1, (-1, HEAD_DIM))
-    tolerance = {"rtol": 1e-6, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.03}
-    assert_close(heads_THD[:, :num_heads], expected_q, **tolerance)
+    assert torch.equal(qkv_TO, before_TO), "the input was modified"
+    tolerance = (
+        {"rtol": 1e-6, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.03}
+    )
+    assert_close(rotated_THD, expected_q, **tolerance)
     assert_close(kv_SPD[slots_T, :num_kv_heads], expected_k, **tolerance)
     assert torch.equal(kv_SPD[slots_T, num_kv_heads:], v_TGD), "values are copied, not rotated"
     untouched_S = torch.ones(NUM_SLOTS + 1, dtype=torch.bool)
@@ -57,11 +60,10 @@ def test_position_zero_rotates_nothing(kernels: KernelSet) -> None:
     torch.manual_seed(1)
     cos_TD, sin_TD = angles(torch.zeros(1))
     qkv_TO = torch.randn(1, 4 * HEAD_DIM)
-    before_TO = qkv_TO.clone()
     kv_SPD = torch.zeros(3, 2, HEAD_DIM)
-    kernels.rope_store_kv(qkv_TO, cos_TD, signed_sin(sin_TD), torch.tensor([1]), kv_SPD)
-    assert torch.equal(qkv_TO, before_TO)
-    assert torch.equal(kv_SPD[1].flatten(), before_TO[0, 2 * HEAD_DIM :])
+    q_THD = kernels.rope_store_kv(qkv_TO, cos_TD, signed_sin(sin_TD), torch.tensor([1]), kv_SPD)
+    assert torch.equal(q_THD.flatten(), qkv_TO[0, : 2 * HEAD_DIM])
+    assert torch.equal(kv_SPD[1].flatten(), qkv_TO[0, 2 * HEAD_DIM :])
 
 
 def test_scores_depend_on_the_distance_alone(kernels: KernelSet) -> None:
@@ -73,6 +75,7 @@ def test_scores_depend_on_the_distance_alone(kernels: KernelSet) -> None:
         cos_TD, sin_TD = angles(torch.tensor([5 + shift, 2 + shift]))
         qkv_TO = torch.stack((torch.cat((q_D, k_D, k_D)), torch.cat((q_D, k_D, k_D))))
         kv_SPD = torch.zeros(3, 2, HEAD_DIM)
-        kernels.rope_store_kv(qkv_TO, cos_TD, signed_sin(sin_TD), torch.tensor([0, 1]), kv_SPD)
-        scores.append(float(qkv_TO[0, :HEAD_DIM] @ kv_SPD[1, 0]))
+        slots_T, sin_TD = torch.tensor([0, 1]), signed_sin(sin_TD)
+        q_THD = kernels.rope_store_kv(qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD)
+        scores.append(float(q_THD[0, 0] @ kv_SPD[1, 0]))
     assert_close(torch.tensor(scores), torch.full((3,), scores[0]), rtol=1e-4, atol=1e-4)

@@ -27,7 +27,10 @@ def save_tokenizer(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        clean_up_tokenization_spaces=False,
     )
     fast.save_pretrained(folder)
 
@@ -147,7 +150,10 @@ LONGROPE = {
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda f: change_config(f, model_type="new", architectures=["NewLM"]), f"new.*{ALL_SUPPORTED}"),
+        (
+            lambda f: change_config(f, model_type="new", architectures=["NewLM"]),
+            f"new.*{ALL_SUPPORTED}",
+        ),
         (lambda f: change_config(f, hidden_act="gelu"), "hidden_act 'gelu'; supported: silu"),
         (lambda f: change_config(f, rope_parameters=LONGROPE), "'longrope'; supported: default"),
         (lambda f: (f / "config.json").write_text("{"), "not a valid JSON"),
@@ -213,9 +219,7 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path, content: bytes) -> No
 
 
 @pytest.mark.parametrize("num_bytes", [100, 3_000_000])
-def test_a_truncated_gguf_is_refused(
-    tmp_path: Path, smollm2_gguf: Path, num_bytes: int
-) -> None:
+def test_a_truncated_gguf_is_refused(tmp_path: Path, smollm2_gguf: Path, num_bytes: int) -> None:
     """An interrupted download: the header is whole, tensors are not."""
     path = tmp_path / "model.gguf"
     with smollm2_gguf.open("rb") as source:

@@ -9,9 +9,7 @@ from tokenrouter.scheduler import FCFSScheduler, StepPlan
 
 def simulation(*, slots: int = 100, rows: int = 8, tokens: int = 16) -> Simulation:
     pool = KVPool(num_slots=slots, max_rows=rows, max_len=100)
-    return Simulation(
-        FCFSScheduler(pool=pool, max_num_seqs=rows, max_num_batched_tokens=tokens)
-    )
+    return Simulation(FCFSScheduler(pool=pool, max_num_seqs=rows, max_num_batched_tokens=tokens))
 
 
 def lengths(plan: StepPlan) -> dict[str, int]:
@@ -77,9 +75,7 @@ def test_the_oldest_is_never_preempted() -> None:
     for index in range(6):
         sim.add(8 + index, 15)
     while sim.scheduler.has_unfinished:
-        oldest = min(
-            (r for r in sim.requests if not r.finished), key=lambda r: int(r.request_id)
-        )
+        oldest = min((r for r in sim.requests if not r.finished), key=lambda r: int(r.request_id))
         before = oldest.num_preemptions
         sim.step()
         assert oldest.num_preemptions == before
@@ -103,5 +99,7 @@ def test_finish_is_idempotent() -> None:
 def test_budget_below_the_seats_is_refused() -> None:
     """Decode tokens of running requests that do not fit a step: some would starve."""
     pool = KVPool(num_slots=10, max_rows=8, max_len=10)
-    with pytest.raises(ValueError, match="max_num_batched_tokens 7 must be at least max_num_seqs 8"):
+    with pytest.raises(
+        ValueError, match="max_num_batched_tokens 7 must be at least max_num_seqs 8"
+    ):
         FCFSScheduler(pool=pool, max_num_seqs=8, max_num_batched_tokens=7)

@@ -86,5 +86,7 @@ def test_aborts_release_a_batch_in_which_all_are_done() -> None:
 @pytest.mark.parametrize("batch_size", [0, 9])
 def test_batch_size_must_fit_the_seats(batch_size: int) -> None:
     """A batch larger than the engine has rows for never fills."""
-    with pytest.raises(ValueError, match=rf"batch_size {batch_size} must lie in 1 \.\. max_num_seqs 8"):
+    with pytest.raises(
+        ValueError, match=rf"batch_size {batch_size} must lie in 1 \.\. max_num_seqs 8"
+    ):
         simulation(batch_size=batch_size)

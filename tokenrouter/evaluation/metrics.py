@@ -61,11 +61,11 @@ def throughput_section(chosen: Throughput, rows: Mapping[str, SystemRow]) -> Sec
 def serving_sections(llm: LLM, passes: Sequence[Repeat]) -> dict[str, Section]:
     """Router, routes and KV of the chosen router, summed over its passes."""
     stats = [repeat.stats for repeat in passes]
-    router_s, executor_s = sum(s.router_s for s in stats), sum(s.executor_s for s in stats)
+    router_s = sum(s.router_s for s in stats)
     decided, reused = sum(s.decided_tokens for s in stats), sum(s.reused_tokens for s in stats)
     router: Section = {
         "us_per_token": 1e6 * router_s / max(decided, 1),
-        "overhead_frac": router_s / executor_s,
+        "overhead_frac": overhead_frac(passes),
         "decided_frac": decided / max(decided + reused, 1),
         "version": llm.router.version,
     }
@@ -75,6 +75,12 @@ def serving_sections(llm: LLM, passes: Sequence[Repeat]) -> dict[str, Section]:
         "peak_allocated_bytes": llm.engine.pool.num_slots * kv_bytes,
     }
     return {"router": router, "routes": _routes(llm, passes), "kv": kv}
+
+
+def overhead_frac(passes: Sequence[Repeat]) -> float:
+    """Time in features and router over the forwards' time."""
+    stats = [repeat.stats for repeat in passes]
+    return sum(s.router_s for s in stats) / sum(s.executor_s for s in stats)
 
 
 def _routes(llm: LLM, passes: Sequence[Repeat]) -> Section:

