@@ -142,7 +142,7 @@ def test_test_script_adds_only_the_test_tools(sandbox: Sandbox) -> None:
     assert "-m pytest" not in result.text
     executable(sandbox.repo / ".venv/bin/lint-imports", "#!/bin/sh\nexit 0\n")
     again = sandbox.run("-k", "x", script="test.sh")
-    assert again.installs == [] and "ran: -m pytest -q -k x" in again.text
+    assert again.installs == [] and "ran: -m pytest -q " in again.text and "-k x" in again.text
 
 
 @pytest.mark.parametrize("victim", ["torch==", "requirements/runtime.txt ", "model.txt", "-e "])

@@ -78,6 +78,18 @@ def test_logprobs_are_off_by_default_and_zero_means_the_token_itself() -> None:
     assert [list(e or ()) for e in output.prompt_logprobs[1:]] == [[t] for t in prompts()[3][1:]]
 
 
+def test_prompt_logprobs_of_several_completions() -> None:
+    """Taken once per completion, or of the wrong one."""
+    params = SamplingParams(n=2, seed=0, max_tokens=3, prompt_logprobs=1, logprobs=1)
+    (output,) = plain_llm().generate([prompts()[3]], params)
+    logprobs_TV = reference(prompts()[3])
+    assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == len(prompts()[3])
+    for position in range(1, len(prompts()[3])):
+        entry = output.prompt_logprobs[position]
+        check_entry(entry, prompts()[3][position], logprobs_TV[position - 1], 1)
+    assert [len(one.logprobs or ()) for one in output.outputs] == [3, 3]
+
+
 def test_logprobs_are_the_models_own() -> None:
     """Taken after temperature, bias or penalties."""
     params = SamplingParams(
@@ -130,7 +142,7 @@ def test_forced_decoding_equals_prefill_and_transformers(
 
 def test_positions_come_once_though_the_prompt_is_recomputed() -> None:
     """An evaluation that counts the tokens of preempted requests twice."""
-    llm = plain_llm(EngineOptions(num_kv_slots=100, max_num_batched_tokens=16, max_num_seqs=4))
+    llm = plain_llm(EngineOptions(num_kv_slots=85, max_num_batched_tokens=16, max_num_seqs=4))
     seen: list[int] = []
     llm.engine.add_request("old", prompts()[0], greedy(70))
     for _ in range(3):
@@ -143,8 +155,9 @@ def test_positions_come_once_though_the_prompt_is_recomputed() -> None:
         logits_sink=lambda start, x_TV: seen.extend(range(start, start + len(x_TV))),
         wants_all_logits=True,
     )
-    llm.engine.add_request("third", prompts()[6], greedy(30))
     last = run_all(llm)
+    metrics = last["scored"].outputs[0].metrics
+    assert metrics is not None and metrics.num_preemptions > 0
     assert tokens(last["old"])[:12] == alone()[0]
     assert seen == list(range(80))
 

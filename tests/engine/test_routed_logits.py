@@ -3,6 +3,8 @@
 T tokens of a sequence, V vocabulary.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ from tokenrouter import LLM, EngineOptions
 from tokenrouter.executors import PoolSpec, build_pool
 from tokenrouter.executors.full import FullExecutor
 from tokenrouter.executors.int8 import Int8Executor
+from tokenrouter.models import tiny_random
 from tokenrouter.routers import LayerwiseRouter, RandomRouter, RuleRouter
 from tokenrouter.types import Route
 
@@ -123,3 +126,31 @@ def test_lm_head_low_changes_the_head_of_low_tokens_only() -> None:
     assert torch.equal(logits["high", "all_high"], logits["low", "all_high"])
     difference = (logits["high", "all_low"] - logits["low", "all_low"]).abs()
     assert 1e-4 < difference.mean() < 0.5
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("llama", {}), ("qwen3", {"attention_bias": True}), ("mistral", {"sliding_window": 9})],
+)
+def test_half_precision_runs_everywhere(dtype: str, family: str, options: dict[str, Any]) -> None:
+    """An operator that refuses or widens another dtype: in a mask, a head norm, a bias, a scale, the arena."""
+    full = tiny_random(family, **options)
+    asked = [list(p) for p in prompts()[:8]]
+    logits = {}
+    for model in (full, full.astype(dtype)):
+        for prompt_len in (10_000, 2):
+            llm = LLM(
+                model,
+                router=RandomRouter(0.5),
+                executors="int8",
+                options=EngineOptions(dispatch="queued", min_batch=3, max_num_batched_tokens=48),
+            )
+            parts, _ = teacher_forced(llm, asked, prompt_len)
+            logits[model.dtype, prompt_len] = torch.cat([p[1:] for p in parts])
+            assert llm.engine._parts.arena.kv_LSPD.dtype == model.dtype
+    for (model_dtype, prompt_len), got in logits.items():
+        assert got.isfinite().all() and got.dtype == torch.float32
+        expected = logits[torch.float32, prompt_len]
+        if model_dtype != torch.float32:
+            assert torch.cosine_similarity(got, expected, dim=-1).mean() > 0.98

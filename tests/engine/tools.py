@@ -92,7 +92,10 @@ def routes(output: RequestOutput) -> tuple[int, ...]:
 def run_all(llm: LLM, check: Callable[[], None] | None = None) -> dict[str, RequestOutput]:
     """Steps to the end; the last output of every request, and the pool sound after every step."""
     last: dict[str, RequestOutput] = {}
+    steps = 0
     while llm.engine.has_unfinished():
+        steps += 1
+        assert steps < 5000, "the engine does not finish"
         for output in llm.engine.step():
             last[output.request_id] = output
         llm.engine.pool.check_integrity()

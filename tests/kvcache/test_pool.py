@@ -113,6 +113,17 @@ def test_a_promise_is_soft() -> None:
     pool.check_integrity()
 
 
+def test_promises_end_with_their_requests() -> None:
+    """Promises of the dead keep the living from neighbouring slots, more with every request."""
+    pool = KVPool(num_slots=30, max_rows=4, max_len=20)
+    for row in [pool.acquire_row(10), pool.acquire_row(10)]:
+        pool.release(row)
+    first, second = pool.acquire_row(20), pool.acquire_row(5)
+    for length in range(1, 6):
+        assert pool.extend(first, 3 * length) and pool.extend(second, length)
+    assert pool.first_slot(first) >= 0 and pool.first_slot(second) >= 0
+
+
 def test_a_broken_run_is_never_promised_again() -> None:
     """A row whose later slots happen to follow its first one, with a gap between."""
     pool = KVPool(num_slots=6, max_rows=2, max_len=6)

@@ -77,6 +77,8 @@ def plot_routes(
             axes.set_ylim(0, 100)
             axes.set_title(title, color=INK)
         panels[0].set_ylabel("share of tokens, %")
+        note = "Requests of the last pass; number of tokens below each label."
+        figure.supxlabel(note, fontsize=7.5, color=MUTED, x=0.01, ha="left")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), frameon=False)
         figure.savefig(path)

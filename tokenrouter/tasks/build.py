@@ -1,6 +1,6 @@
 """From a composed config to the library's objects."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from tokenrouter import EngineOptions
 from tokenrouter.models import LoadedModel, load_model, tiny_random
-from tokenrouter.workloads import RequestSpec, text_hash
+from tokenrouter.workloads import text_hash
 
 
 def pretrained(
@@ -27,9 +27,9 @@ def tiny(name: str, dtype: str = "float32") -> LoadedModel:
     return tiny_random(name, dtype=dtype)
 
 
-def load(cfg: DictConfig, dtype: str | None = None) -> LoadedModel:
-    """The model of conf/model, in its own dtype or another."""
-    model: LoadedModel = instantiate(cfg.model, dtype=dtype or cfg.model.dtype)
+def load(cfg: DictConfig, dtype: str) -> LoadedModel:
+    """The model of conf/model, in ``dtype``."""
+    model: LoadedModel = instantiate(cfg.model, dtype=dtype)
     return model
 
 
@@ -42,23 +42,15 @@ class Text:
     hash: str
 
 
-def load_text(cfg: DictConfig, tokenizer: Any) -> Text:
-    """Read the documents of conf/data and encode them in one piece."""
-    source = instantiate(cfg.data)
-    documents = source.documents()
+def encode_text(name: str, documents: Sequence[str], tokenizer: Any) -> Text:
+    """Encode documents in one piece."""
     ids = encoder(tokenizer)("\n\n".join(documents))
-    return Text(name=source.name, ids=ids, hash=text_hash(documents))
+    return Text(name=name, ids=ids, hash=text_hash(documents))
 
 
 def encoder(tokenizer: Any) -> Callable[[str], list[int]]:
     """Text to ids without special tokens."""
     return lambda text: list(tokenizer.encode(text, add_special_tokens=False))
-
-
-def load_requests(cfg: DictConfig, tokenizer: Any, text: Text) -> list[RequestSpec]:
-    """The requests of conf/workload."""
-    requests: list[RequestSpec] = instantiate(cfg.workload).requests(encoder(tokenizer), text.ids)
-    return requests
 
 
 def engine_options(cfg: DictConfig) -> EngineOptions:

@@ -16,12 +16,13 @@ from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from tokenrouter.tasks.tracking import TrackedRun
 from tokenrouter.telemetry import RunFolder, reset_peak_process_bytes
 
 log = logging.getLogger(__name__)
-USER_ERRORS = (ValueError, FileNotFoundError)
+USER_ERRORS = (ValueError, FileNotFoundError, OmegaConfBaseException)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +50,8 @@ def run_job(cfg: DictConfig) -> None:
         SystemExit: a user's mistake in a single run.
         Exception: any other failure, and every failure in a sweep, so that Hydra counts it.
     """
+    logging.captureWarnings(True)
+    warnings.formatwarning = lambda message, *_, **__: str(message)
     hydra_cfg = HydraConfig.get()
     sweep = hydra_cfg.mode == RunMode.MULTIRUN
     overrides = list(hydra_cfg.overrides.task)
@@ -60,7 +63,7 @@ def run_job(cfg: DictConfig) -> None:
         cause = root_cause(error)
         log.error(
             "failed: %s (traceback in %s)",
-            cause,
+            " ".join(str(cause).split()),
             folder / "status.json",
             exc_info=sweep and not _is_users(cause),  # Hydra prints a single run's itself
         )
@@ -117,8 +120,6 @@ def _prepare_process(cfg: DictConfig) -> None:
     transformers.utils.logging.set_verbosity_error()
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
-    logging.captureWarnings(True)
-    warnings.filterwarnings("once", module="tokenrouter")
 
 
 def quote_prompt(arguments: Sequence[str]) -> list[str]:

@@ -38,13 +38,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """Everything that is built before anything is measured."""
+    """Everything that is built before anything is measured; the last two only to score."""
 
     text: build.Text
+    windows: list[list[int]]
     requests: list[RequestSpec]
     builder: SystemsBuilder
     systems: Systems
     reference: LoadedModel | None
+    settings: QualitySettings | None
 
 
 def compare(job: Job, *, serve: bool, score: bool) -> None:
@@ -68,7 +70,7 @@ def compare(job: Job, *, serve: bool, score: bool) -> None:
         served = measure_throughput(
             systems.llms, setup.requests, num_repeats=cfg.evaluation.num_repeats
         )
-    scored = measure(cfg, setup) if score else None
+    scored = measure(setup) if score else None
     rows = make_rows(systems, served, scored)
     if cfg.log_decisions:
         log_decisions(setup, job.folder.path / "decisions.parquet")
@@ -82,44 +84,54 @@ def compare(job: Job, *, serve: bool, score: bool) -> None:
 
 
 def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
-    """Load model and text, build pool, requests and systems."""
+    """Build what the config says, cheap things first, so that a mistake shows before the model is loaded."""
+    options, spec = build.engine_options(cfg), instantiate(cfg.executor)
+    router, workload = instantiate(cfg.router), instantiate(cfg.workload)
+    source = instantiate(cfg.data)
+    documents = source.documents()
+    settings = quality_settings(cfg) if score else None
     log.info("loading %s", cfg.model.name)
-    reference = None
-    if score:
-        reference = build.load(cfg, dtype=cfg.evaluation.reference_dtype)
-        model = reference.astype(cfg.model.dtype)
-    else:
-        model = build.load(cfg)
-    text = build.load_text(cfg, model.tokenizer)
-    requests = build.load_requests(cfg, model.tokenizer, text)
+    model = build.load(cfg, dtype=cfg.evaluation.reference_dtype if score else cfg.model.dtype)
+    reference, model = (model if score else None), model.astype(cfg.model.dtype)
+    text = build.encode_text(source.name, documents, model.tokenizer)
+    requests = workload.requests(build.encoder(model.tokenizer), text.ids)
     builder = SystemsBuilder(
         model=model,
-        pool=build_pool(instantiate(cfg.executor), model),
-        options=build.engine_options(cfg),
+        pool=build_pool(spec, model),
+        options=options,
         requests=requests,
         calibration_ids=calibration_passages(requests, text.ids, seed=cfg.seed),
     )
-    systems = builder.build(instantiate(cfg.router), serve=serve)
+    texts = windows(text.ids, settings.window_tokens, settings.num_windows) if settings else []
     return Setup(
-        text=text, requests=requests, builder=builder, systems=systems, reference=reference
+        text=text,
+        windows=texts,
+        requests=requests,
+        builder=builder,
+        systems=builder.build(router, serve=serve),
+        reference=reference,
+        settings=settings,
     )
 
 
-def measure(cfg: DictConfig, setup: Setup) -> QualityReport:
-    """Quality of every system; all_high's and all_low's give request_level's and static_batch's."""
-    settings = QualitySettings(
+def quality_settings(cfg: DictConfig) -> QualitySettings:
+    """conf/evaluation, the part about quality."""
+    return QualitySettings(
         window_tokens=cfg.evaluation.window_tokens,
         num_windows=cfg.evaluation.num_windows,
         decode_tokens=cfg.evaluation.decode_tokens,
         decode_windows=cfg.evaluation.decode_windows,
     )
+
+
+def measure(setup: Setup) -> QualityReport:
+    """Quality of every system; all_high's and all_low's give request_level's and static_batch's."""
     systems = setup.systems
-    assert setup.reference is not None
+    assert setup.reference is not None and setup.settings is not None
     reference = LLM(setup.reference, options=replace(setup.builder.options, dispatch="mixed"))
-    texts = windows(setup.text.ids, settings.window_tokens, settings.num_windows)
     derived = ("request_level", "static_batch")
     llms = {name: llm for name, llm in systems.llms.items() if name not in derived}
-    measured = measure_quality(reference, llms, texts, settings)
+    measured = measure_quality(reference, llms, setup.windows, setup.settings)
     qualities: dict[str, Quality] = dict(measured.systems)
     router = systems.request_router
     if router is not None:
@@ -129,7 +141,7 @@ def measure(cfg: DictConfig, setup: Setup) -> QualityReport:
             else qualities[systems.chosen].high_frac
         )
         assert target is not None
-        shares = prompt_shares(router, systems.chosen_llm.token_types, texts)
+        shares = prompt_shares(router, systems.chosen_llm.token_types, setup.windows)
         qualities[router.name] = request_level_quality(
             qualities["all_high"], qualities["all_low"], shares, target
         )

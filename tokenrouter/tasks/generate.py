@@ -17,19 +17,17 @@ from tokenrouter.telemetry import collect_provenance, peak_process_bytes
 def run(job: Job) -> None:
     """``task=generate``."""
     cfg = job.cfg
-    model = build.load(cfg)
-    llm = LLM(
-        model,
-        router=instantiate(cfg.router),
-        executors=build_pool(instantiate(cfg.executor), model),
-        options=build.engine_options(cfg),
-    )
+    router, spec = instantiate(cfg.router), instantiate(cfg.executor)
+    options = build.engine_options(cfg)
+    params = SamplingParams(**cfg.sampling)
+    model = build.load(cfg, cfg.model.dtype)
+    llm = LLM(model, router=router, executors=build_pool(spec, model), options=options)
     extra = {"executors": llm.pool.description}
     provenance = collect_provenance(
         seed=cfg.seed, model=model.name, model_hash=model.model_hash, extra=extra
     )
     job.folder.write_json("provenance.json", provenance.as_dict())
-    done = _stream(llm, _prompt(llm, cfg), SamplingParams(**cfg.sampling))
+    done = _stream(llm, _prompt(llm, cfg), params)
     completion = done.outputs[0].outputs[0]
     job.folder.write_text("completion.txt", completion.text)
     served = Throughput(repeats=(done,))

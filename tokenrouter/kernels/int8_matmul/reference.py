@@ -102,9 +102,9 @@ def pack(weight_NK: Tensor, bias_N: Tensor | None) -> PackedInt8:
 
 
 def int8_matmul(rows: QuantizedRows, packed: PackedInt8) -> Tensor:
-    """``(q @ weight.T) * channel scale * row scale + bias``, a new ``[T, N]`` tensor in the row scales' dtype.
+    """``(q @ weight.T) * channel scale * row scale + bias``, a new ``[T, N]`` tensor in the rows' original dtype.
 
-    Rounded to that dtype after the channel scale and after the row scale.
+    Computed in the row scales' dtype: rounded to it after the channel scale and after the row scale.
     """
     dtype = rows.scale_T1.dtype
     if packed.blocked:
@@ -112,4 +112,4 @@ def int8_matmul(rows: QuantizedRows, packed: PackedInt8) -> Tensor:
     else:
         y_TN = (torch._int_mm(rows.q_TK, packed.weight.t()) * packed.scale_N).to(dtype)
     y_TN.mul_(rows.scale_T1)
-    return y_TN if packed.bias_N is None else y_TN.add_(packed.bias_N)
+    return (y_TN if packed.bias_N is None else y_TN.add_(packed.bias_N)).to(rows.dtype)
