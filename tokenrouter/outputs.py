@@ -1,6 +1,6 @@
 """What the engine hands back. Plain values; names follow vLLM's RequestOutput and CompletionOutput."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -74,4 +74,3 @@ class RequestOutput:
     finished: bool
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     error: str | None = None
-    warnings: tuple[str, ...] = field(default=())

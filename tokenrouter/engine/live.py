@@ -3,64 +3,25 @@
 C completions due in a step, V vocabulary.
 """
 
-import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from tokenrouter.engine.admission import encode_prompt, longest_total
+from tokenrouter.engine.completion import Completion, LogprobEntry, RequestGroup
 from tokenrouter.engine.detokenizer import IncrementalDetokenizer
 from tokenrouter.engine.logits import top_logprobs
-from tokenrouter.engine.sampler import SampledTokens, Sampler, SamplerState, check_stop
+from tokenrouter.engine.sampler import SampledTokens, Sampler, SamplerState
 from tokenrouter.engine.step import IntArray
 from tokenrouter.features import TokenHistory
 from tokenrouter.models import ModelConfig
-from tokenrouter.outputs import (
-    CompletionOutput,
-    FinishReason,
-    Logprob,
-    RequestMetrics,
-    RequestOutput,
-)
+from tokenrouter.outputs import RequestOutput
 from tokenrouter.sampling_params import SamplingParams
-from tokenrouter.scheduler import UNDECIDED, Chunk, Request, Scheduler
+from tokenrouter.scheduler import Chunk, Request, Scheduler
 from tokenrouter.scheduler.request import LogitsSink
-
-
-@dataclass(slots=True, eq=False)
-class _Completion:
-    """One of a prompt's completions."""
-
-    request: Request
-    state: SamplerState
-    detokenizer: IncrementalDetokenizer | None
-    logprobs: list[dict[int, Logprob]] | None
-    output_ids: list[int] = field(default_factory=list)
-    num_detokenized: int = 0
-    cumulative_logprob: float = 0.0
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    finished_s: float = math.nan
-
-
-@dataclass(slots=True, eq=False)
-class _Group:
-    """A request as its user knows it."""
-
-    request_id: str
-    prompt: str | None
-    prompt_ids: tuple[int, ...]
-    stream: bool
-    completions: list[_Completion] = field(default_factory=list)
-    prompt_logprobs: dict[int, dict[int, Logprob]] | None = None
-
-    @property
-    def finished(self) -> bool:
-        return all(c.finish_reason is not None for c in self.completions)
 
 
 class LiveRequests:
@@ -70,9 +31,9 @@ class LiveRequests:
         self._tokenizer = tokenizer
         self._config = config
         self._executed_of = executed_of
-        self._groups: dict[str, _Group] = {}
-        self._owner: dict[Request, tuple[_Group, _Completion]] = {}
-        self._changed: dict[_Group, None] = {}
+        self._groups: dict[str, RequestGroup] = {}
+        self._owner: dict[Request, tuple[RequestGroup, Completion]] = {}
+        self._changed: dict[RequestGroup, None] = {}
 
     @property
     def has_changed(self) -> bool:
@@ -110,7 +71,7 @@ class LiveRequests:
             None if forced_ids is None else len(forced_ids),
         )
         params.check_vocab(self._config.vocab_size)
-        group = _Group(
+        group = RequestGroup(
             request_id=request_id,
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_ids=tuple(ids),
@@ -175,11 +136,13 @@ class LiveRequests:
             request = chunk.request
             group, completion = self._owner[request]
             if request.forced_ids is not None:
-                num_new += self._feed_forced(request, completion, now)
+                num_new += completion.feed_forced(now)
             else:
                 row = next(drawn)
                 logprobs = sampled.logprobs[row] if sampled is not None else None
-                self._append(request, completion, ids[row], logprobs, now)
+                if logprobs is not None:
+                    logprobs = self._with_text(logprobs)
+                completion.append(ids[row], logprobs, self._config.eos_token_ids, now)
                 num_new += 1
             if group.stream or completion.finish_reason is not None:
                 self._changed[group] = None
@@ -207,7 +170,7 @@ class LiveRequests:
         """Outputs of the requests that changed since the last call; finished ones are forgotten."""
         changed = [group for group in self._changed if group.stream or group.finished]
         self._changed.clear()
-        outputs = [self._output(group) for group in changed]
+        outputs = [group.output(self._executed_of) for group in changed]
         for group in changed:
             if group.finished:
                 self.forget(group.request_id)
@@ -221,7 +184,7 @@ class LiveRequests:
             for completion in group.completions:
                 del self._owner[completion.request]
 
-    def _completion(self, request: Request, ids: list[int]) -> _Completion:
+    def _completion(self, request: Request, ids: list[int]) -> Completion:
         params = request.params
         detokenizer = None
         if params.detokenize and self._tokenizer is not None:
@@ -229,14 +192,14 @@ class LiveRequests:
             detokenizer = IncrementalDetokenizer(self._tokenizer, params, ids, eos)
         elif params.stop_strings:
             raise ValueError("stop strings need a tokenizer, and this model has none")
-        return _Completion(
+        return Completion(
             request=request,
             state=SamplerState(params, ids, index=request.index),
             detokenizer=detokenizer,
             logprobs=[] if params.logprobs is not None else None,
         )
 
-    def _prompt_sink(self, group: _Group, params: SamplingParams) -> LogitsSink:
+    def _prompt_sink(self, group: RequestGroup, params: SamplingParams) -> LogitsSink:
         store, ids = group.prompt_logprobs, group.prompt_ids
         assert store is not None and params.prompt_logprobs is not None
         k = params.prompt_logprobs
@@ -250,130 +213,10 @@ class LiveRequests:
 
         return sink
 
-    def _with_text(self, entry: dict[int, Logprob]) -> dict[int, Logprob]:
+    def _with_text(self, entry: LogprobEntry) -> LogprobEntry:
         if self._tokenizer is None:
             return entry
         return {
             i: replace(value, decoded_token=self._tokenizer.decode([i]))
             for i, value in entry.items()
         }
-
-    def _feed_forced(self, request: Request, completion: _Completion, now: float) -> int:
-        assert request.forced_ids is not None
-        fed = request.num_tokens - request.prompt_len
-        request.token_times_s.append(now)
-        if fed == len(request.forced_ids):
-            completion.finish_reason = "length"
-            return 0
-        request.history.append(int(request.forced_ids[fed]))
-        return 1
-
-    def _append(
-        self,
-        request: Request,
-        completion: _Completion,
-        token: int,
-        logprobs: dict[int, Logprob] | None,
-        now: float,
-    ) -> None:
-        request.history.append(token)
-        request.token_times_s.append(now)
-        completion.state.advance(token)
-        if completion.logprobs is not None and logprobs is not None:
-            completion.logprobs.append(self._with_text(logprobs))
-            completion.cumulative_logprob += logprobs[token].logprob
-        completion.output_ids.append(token)
-        room = request.max_total - request.prompt_len
-        stop = check_stop(request.params, completion.output_ids, self._config.eos_token_ids, room)
-        if stop is not None:
-            completion.finish_reason, completion.stop_reason = stop
-        if request.params.stop_strings and completion.detokenizer is not None:
-            _detokenize(completion)
-            if completion.detokenizer.stop_hit is not None:
-                completion.finish_reason, completion.stop_reason = (
-                    "stop",
-                    completion.detokenizer.stop_hit,
-                )
-
-    def _output(self, group: _Group) -> RequestOutput:
-        prompt_logprobs = None
-        if group.prompt_logprobs is not None:
-            found = group.prompt_logprobs
-            prompt_logprobs = [found.get(position) for position in range(len(group.prompt_ids))]
-        return RequestOutput(
-            request_id=group.request_id,
-            prompt=group.prompt,
-            prompt_token_ids=group.prompt_ids,
-            outputs=tuple(self._completion_output(c) for c in group.completions),
-            finished=group.finished,
-            prompt_logprobs=prompt_logprobs,
-        )
-
-    def _completion_output(self, completion: _Completion) -> CompletionOutput:
-        request, detokenizer = completion.request, completion.detokenizer
-        text = delta = ""
-        if detokenizer is not None:
-            _detokenize(completion)
-            if completion.finish_reason is not None:
-                reason = detokenizer.finish(completion.finish_reason)
-                if completion.finish_reason != "abort":
-                    completion.finish_reason = reason
-                    completion.stop_reason = detokenizer.stop_hit or completion.stop_reason
-            delta, text = detokenizer.take_delta(), detokenizer.text
-        ended = completion.finish_reason is not None
-        return CompletionOutput(
-            index=request.index,
-            text=text,
-            delta=delta,
-            token_ids=tuple(completion.output_ids),
-            cumulative_logprob=None
-            if completion.logprobs is None
-            else completion.cumulative_logprob,
-            logprobs=None if completion.logprobs is None else list(completion.logprobs),
-            routes=self._routes(completion) if ended else (),
-            finish_reason=completion.finish_reason,
-            stop_reason=completion.stop_reason,
-            metrics=_metrics(completion) if ended else None,
-        )
-
-    def _finish_text(self, completion: _Completion, detokenizer: IncrementalDetokenizer) -> None:
-        """Flushes what was held back; the last character may complete a stop string."""
-        assert completion.finish_reason is not None
-        completion.finish_reason = detokenizer.finish(completion.finish_reason)
-        if detokenizer.stop_hit is not None:
-            completion.stop_reason = detokenizer.stop_hit
-
-    def _routes(self, completion: _Completion) -> tuple[int, ...]:
-        request = completion.request
-        num_run = request.num_computed
-        if request.num_preemptions and completion.finish_reason == "abort":
-            num_run = request.num_tokens - 1  # it counted from 0 again; all of these once ran
-        requested_N = request.requested_N[: request.num_tokens].copy()
-        requested_N[num_run:] = UNDECIDED
-        executed_N = np.where(requested_N < 0, -1, self._executed_of[requested_N])
-        return tuple(executed_N.tolist())
-
-
-def _detokenize(completion: _Completion) -> None:
-    """Feeds the tokens that the detokenizer has not seen.
-
-    Every step when streaming or looking for stop strings, once at the end otherwise.
-    """
-    assert completion.detokenizer is not None
-    for token in completion.output_ids[completion.num_detokenized :]:
-        completion.detokenizer.append(token)
-    completion.num_detokenized = len(completion.output_ids)
-
-
-def _metrics(completion: _Completion) -> RequestMetrics:
-    request = completion.request
-    times = request.token_times_s
-    return RequestMetrics(
-        arrival_s=request.arrival_s,
-        first_scheduled_s=request.first_scheduled_s,
-        first_token_s=times[0] if times else math.nan,
-        finished_s=completion.finished_s,
-        queue_s=request.queue_s,
-        token_times_s=tuple(times),
-        num_preemptions=request.num_preemptions,
-    )
