@@ -86,6 +86,11 @@ def test_defaults_are_vllms() -> None:
         ("logit_bias", {-1: 1.0}, "0 or more"),
         ("logit_bias", {"5": 1.0}, "integers"),
         ("logit_bias", {5: math.inf}, r"logit_bias\[5\]"),
+        (
+            "logit_bias",
+            {5: 1e39},
+            r"logit_bias\[5\]",
+        ),  # overflows float32 and would fail every request of the step
         ("logit_bias", {5: "1"}, r"logit_bias\[5\]"),
         ("logit_bias", [(5, 1.0)], "dict"),
     ],

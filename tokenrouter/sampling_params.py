@@ -251,7 +251,7 @@ def _bias(bias: Any) -> dict[int, float] | None:
         _real(
             f"logit_bias[{token_id}]",
             value,
-            "finite; -100 practically bans a token",
-            lambda _: True,
+            "in [-1e9, 1e9]; -100 practically bans a token",
+            lambda v: abs(v) <= 1e9,
         )
     return dict(zip(ids, map(float, bias.values()), strict=True)) or None
