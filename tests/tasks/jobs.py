@@ -50,18 +50,22 @@ def wandb_records(folder: Path) -> Iterator[Any]:
 
 
 def wandb_exit_codes(folder: Path) -> list[int]:
-    """Exit codes of the run: empty when it was never closed. The file may lag behind a little."""
-    codes: list[int] = []
-    for _ in range(100):
-        records = wandb_records(folder)
-        codes = [r.exit.exit_code for r in records if r.WhichOneof("record_type") == "exit"]
-        if codes:
-            break
-        time.sleep(0.1)
-    return codes
+    """Exit codes of the run: empty when it was never closed."""
+    return [record.exit.exit_code for record in _settled(folder, "exit")]
 
 
 def wandb_run_id(folder: Path) -> str:
     """Id of the run."""
-    [record] = [r for r in wandb_records(folder) if r.WhichOneof("record_type") == "run"]
+    [record] = _settled(folder, "run")
     return str(record.run.run_id)
+
+
+def _settled(folder: Path, kind: str) -> list[Any]:
+    """The run's records of one kind. The file may lag behind a little, so an empty answer is asked again."""
+    found: list[Any] = []
+    for _ in range(100):
+        found = [r for r in wandb_records(folder) if r.WhichOneof("record_type") == kind]
+        if found:
+            break
+        time.sleep(0.1)
+    return found
