@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

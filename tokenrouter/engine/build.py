@@ -72,7 +72,9 @@ def build_engine(
     executed_of = _executed_of(table, router, pool)
     kv_pool, arena = _memory(model, options)
     main = [_main_executor(table.routes[executed]) for executed in executed_of]
-    use_costs = options.dispatch == "auto" and len(pool.executors) > 1
+    dispatch = options.dispatch
+    if dispatch == "auto" and len(pool.executors) == 1:
+        dispatch = "mixed"  # nothing to weigh
     return LLMEngine(
         EngineParts(
             router=router,
@@ -83,10 +85,10 @@ def build_engine(
             dispatcher=Dispatcher(
                 table,
                 main,
-                mode=options.dispatch if use_costs or options.dispatch != "auto" else "mixed",
+                mode=dispatch,
                 min_batch=options.min_batch,
                 max_wait_steps=options.max_wait_steps,
-                costs=costs.measure(pool.executors, model) if use_costs else None,
+                costs=costs.measure(pool.executors, model) if dispatch == "auto" else None,
             ),
             runner=Runner(
                 Decoder(model, pool.kernels),

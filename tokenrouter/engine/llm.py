@@ -106,7 +106,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[RequestOutput]:
-        """As ``generate``, but yields a request's state after each of its tokens; ``request_id`` counts prompts.
+        """As ``generate``, but yields a request's state after each of its tokens; ids count up over the LLM's life.
 
         Joined ``delta`` texts equal the final text. Stopping the iteration early aborts what is unfinished.
         """

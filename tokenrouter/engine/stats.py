@@ -28,10 +28,7 @@ class EngineStats:
     route_names: tuple[str, ...]
     steps: int = 0
     output_tokens: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
     decided_tokens: int = 0
-    reused_tokens: int = 0
     num_preemptions: int = 0
     peak_live_slots: int = 0
     step_s: float = 0.0
@@ -69,12 +66,7 @@ class EngineStats:
         np.add.at(self.requested_tokens, (phase, requested), 1)
         np.add.at(self.executed_tokens, (phase, executed), 1)
         np.add.at(self.degraded_tokens, requested[requested != executed], 1)
-        num_prefill = int((phase == Phase.PREFILL).sum())
-        self.prefill_tokens += num_prefill
-        self.decode_tokens += len(ran_T) - num_prefill
-        fresh = int(decision.fresh_T.sum())
-        self.decided_tokens += fresh
-        self.reused_tokens += len(ran_T) - fresh
+        self.decided_tokens += int(decision.fresh_T.sum())
         counts = np.bincount(executed, minlength=len(self.route_names)).tolist()
         return dict(zip(self.route_names, counts, strict=True))
 
@@ -93,6 +85,21 @@ class EngineStats:
         self.executor_s += times.executor_s
         self.sampler_s += times.sampler_s
         self.peak_live_slots = max(self.peak_live_slots, live_slots)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens that ran."""
+        return int(self.executed_tokens[Phase.PREFILL].sum())
+
+    @property
+    def decode_tokens(self) -> int:
+        """Generated tokens that ran."""
+        return int(self.executed_tokens[Phase.DECODE].sum())
+
+    @property
+    def reused_tokens(self) -> int:
+        """Tokens that ran on a decision recorded earlier."""
+        return self.prefill_tokens + self.decode_tokens - self.decided_tokens
 
     @property
     def overhead_frac(self) -> float:

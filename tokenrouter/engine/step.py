@@ -44,6 +44,10 @@ class PackedStep:
         """Where chunk number ``chunk`` lies in the batch."""
         return slice(self.offsets_C[chunk], self.offsets_C[chunk + 1])
 
+    def index(self, chunks: Sequence[int]) -> IntArray:
+        """Where the tokens of ``chunks`` lie in the batch, chunk by chunk."""
+        return np.concatenate([np.arange(*self.offsets_C[c : c + 2]) for c in chunks])
+
 
 def pack(plan: StepPlan) -> PackedStep:
     """Lays the plan's tokens side by side."""
@@ -99,7 +103,7 @@ class ForwardBuilder:
         Returns:
             The ForwardBatch, and int64 rows: entry i is the forward's row of the i-th token of the group.
         """
-        index_T = np.concatenate([np.arange(*step.offsets_C[c : c + 2]) for c in chunks])
+        index_T = step.index(chunks)
         lengths = [step.chunks[c].length for c in chunks]
         keys = [step.chunks[c].start + step.chunks[c].length for c in chunks]
         route_T = executed_T[index_T]

@@ -5,6 +5,9 @@ slice, E hidden size, O fused q, k, v outputs, A attention outputs (H D), V voca
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -12,11 +15,50 @@ from tokenrouter.kernels import KernelSet
 from tokenrouter.models import LoadedModel
 
 
+class _Packed(Protocol):
+    @property
+    def weight(self) -> Tensor: ...
+
+
+P = TypeVar("P", bound=_Packed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedLinears(Generic[P]):
+    """The linears of all layers and lm_head, each as one kernel's packed weight."""
+
+    qkv: list[P]
+    out: list[P]
+    gate_up: list[P]
+    down: list[P]
+    lm_head: P
+
+    @classmethod
+    def of(
+        cls, model: LoadedModel, pack: Callable[[Tensor, Tensor | None], P]
+    ) -> "PackedLinears[P]":
+        """Packs every linear of ``model`` with ``pack(weight, bias)``."""
+        layers = model.weights.layers
+        return cls(
+            qkv=[pack(layer.qkv_OE, layer.qkv_bias_O) for layer in layers],
+            out=[pack(layer.out_EA, layer.out_bias_E) for layer in layers],
+            gate_up=[pack(layer.gate_up_JE, layer.gate_up_bias_J) for layer in layers],
+            down=[pack(layer.down_EI, layer.down_bias_E) for layer in layers],
+            lm_head=pack(model.weights.lm_head_VE, None),
+        )
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """All packed weight tensors."""
+        packed = [*self.qkv, *self.out, *self.gate_up, *self.down, self.lm_head]
+        return [p.weight for p in packed]
+
+
 class Executor(ABC):
     """Token-wise operators over all layers. A token's result never depends on the other tokens of the slice.
 
     Norms belong to the executor, so that a path may fold its own scales into them and leave the others untouched.
-    Implementations write one file and ``_project``-style helpers of their own; the decoder calls the four methods.
+    An implementation is one file, with ``PackedLinears`` for its weights; the decoder calls the four methods.
     """
 
     name: str
@@ -24,6 +66,8 @@ class Executor(ABC):
     def __init__(self, model: LoadedModel, kernels: KernelSet) -> None:
         """Packs what it needs of ``model`` (read only)."""
         self._kernels = kernels
+        self._layers = model.weights.layers
+        self._final_norm_E = model.weights.final_norm_E
         self._eps = model.config.rms_norm_eps
         self._head_dim = model.config.head_dim
         self._num_heads = model.config.num_heads

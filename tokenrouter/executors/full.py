@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from tokenrouter.executors.base import Executor
+from tokenrouter.executors.base import Executor, PackedLinears
 from tokenrouter.kernels import KernelSet
 from tokenrouter.models import LoadedModel
 
@@ -14,42 +14,34 @@ class FullExecutor(Executor):
 
     def __init__(self, model: LoadedModel, kernels: KernelSet) -> None:
         super().__init__(model, kernels)
-        pack, weights = kernels.pack_matmul, model.weights
-        self._layers = weights.layers
-        self._qkv = [pack(layer.qkv_OE, layer.qkv_bias_O) for layer in weights.layers]
-        self._out = [pack(layer.out_EA, layer.out_bias_E) for layer in weights.layers]
-        self._gate_up = [pack(layer.gate_up_JE, layer.gate_up_bias_J) for layer in weights.layers]
-        self._down = [pack(layer.down_EI, layer.down_bias_E) for layer in weights.layers]
-        self._final_norm_E = weights.final_norm_E
-        self._lm_head = pack(weights.lm_head_VE, None)
+        self._linears = PackedLinears.of(model, kernels.pack_matmul)
 
     def qkv(self, layer: int, hidden_TE: Tensor) -> Tensor:
         """See Executor."""
         weights, kernels = self._layers[layer], self._kernels
         normed_TE = kernels.rms_norm(hidden_TE, weights.input_norm_E, self._eps)
         return self._norm_heads(
-            kernels.matmul(normed_TE, self._qkv[layer]), weights.q_norm_D, weights.k_norm_D
+            kernels.matmul(normed_TE, self._linears.qkv[layer]), weights.q_norm_D, weights.k_norm_D
         )
 
     def attention_out(self, layer: int, heads_TA: Tensor, hidden_TE: Tensor) -> None:
         """See Executor."""
-        hidden_TE.add_(self._kernels.matmul(heads_TA, self._out[layer]))
+        hidden_TE.add_(self._kernels.matmul(heads_TA, self._linears.out[layer]))
 
     def mlp(self, layer: int, hidden_TE: Tensor) -> None:
         """See Executor."""
         kernels = self._kernels
         normed_TE = kernels.rms_norm(hidden_TE, self._layers[layer].post_norm_E, self._eps)
-        gated_TI = kernels.silu_mul(kernels.matmul(normed_TE, self._gate_up[layer]))
-        hidden_TE.add_(kernels.matmul(gated_TI, self._down[layer]))
+        gated_TI = kernels.silu_mul(kernels.matmul(normed_TE, self._linears.gate_up[layer]))
+        hidden_TE.add_(kernels.matmul(gated_TI, self._linears.down[layer]))
 
     def logits(self, hidden_TE: Tensor) -> Tensor:
         """See Executor."""
         return self._kernels.matmul(
-            self._kernels.rms_norm(hidden_TE, self._final_norm_E, self._eps), self._lm_head
+            self._kernels.rms_norm(hidden_TE, self._final_norm_E, self._eps), self._linears.lm_head
         )
 
     @property
     def packed_weights(self) -> list[Tensor]:
         """See Executor."""
-        packed = [*self._qkv, *self._out, *self._gate_up, *self._down, self._lm_head]
-        return [p.weight for p in packed]
+        return self._linears.weights

@@ -47,12 +47,6 @@ class ByteTokenizer:
         )
         return data.decode(errors="replace")
 
-    def batch_decode(
-        self, sequences: Any, skip_special_tokens: bool = False, **_: Any
-    ) -> list[str]:
-        """Each sequence decoded."""
-        return [self.decode(ids, skip_special_tokens) for ids in sequences]
-
     def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
         """The text of each id."""
         return self.decode([ids]) if isinstance(ids, int) else [self.decode([i]) for i in ids]

@@ -1,7 +1,8 @@
 """The contract of a scheduling policy and what it answers.
 
 A policy decides which requests run in a step and how many of their tokens; it never looks at routes, weights or
-features. Adding one is a class here and a file in conf/scheduler.
+features. Adding one is a class here, a line in
+``tokenrouter.engine.build`` and a file in conf/scheduler.
 """
 
 from abc import ABC, abstractmethod
