@@ -41,6 +41,8 @@ def wandb_records(folder: Path) -> Iterator[Any]:
             continue
         _, length, kind = struct.unpack("<IHB", data[position : position + 7])
         position += 7 + length
+        if position > len(data):
+            return  # this record is still being written
         parts += data[position - length : position]
         if kind in (1, 4):
             record = internal.Record()
