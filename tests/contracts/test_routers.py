@@ -22,7 +22,8 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 NAMES = sorted(path.stem for path in (CONF / "router").glob("*.yaml"))
 NUM_LAYERS = 30
 KINDS = [None, "\n", "7", ".", " the", " ==", " Paris", "The", " river", "ing"]
-TABLE = TokenTypeTable.from_texts([KINDS[i % len(KINDS)] for i in range(60)])
+VOCAB_SIZE = 60
+TABLE = TokenTypeTable.from_texts([KINDS[i % len(KINDS)] for i in range(VOCAB_SIZE)])
 
 
 def config(name: str, *overrides: str) -> DictConfig:
@@ -52,7 +53,7 @@ def sequences() -> list[TokenBatch]:
     shapes = {7: (1, 1), 2: (40, 1), 9: (33, 33), 0: (80, 50), 4: (25, 12), 5: (64, 20)}
     return [
         sequence_batch(
-            torch.randint(0, len(TABLE), (length,), generator=generator).tolist(),
+            torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist(),
             prompt_len=prompt_len,
             row=row,
         )
@@ -121,7 +122,8 @@ def test_declarations(name: str, overrides: tuple[str, ...]) -> None:
     router = make(name, overrides)
     assert router.name == name
     assert set(router.features) <= set(FEATURES)
-    assert router.level in ("token", "request") and router.decision_point == "pre_forward"
+    assert router.level in ("token", "request")
+    router.check()
     assert router.phases <= set(Phase)
     for feature in router.features:
         assert FEATURES[feature].depends_on <= router.depends_on
@@ -151,6 +153,17 @@ def test_answer_is_well_formed(name: str, overrides: tuple[str, ...]) -> None:
     assert len(set(decision.reasons)) == len(decision.reasons)
     for field, copy in copies.items():
         assert torch.equal(getattr(inputs, field), copy), field
+
+
+@every_router
+def test_only_route_is_all_that_it_answers(name: str, overrides: tuple[str, ...]) -> None:
+    """Guards against a router that is taken for a fixed one: its dispatch would weigh nothing."""
+    router = make(name, overrides)
+    answers = set(decide(router, concat(sequences())).route_T.tolist())
+    if router.only_route is None:
+        assert len(answers) > 1, "say so with only_route"
+    else:
+        assert answers == {router.only_route}
 
 
 @every_router
@@ -211,7 +224,7 @@ def test_causal(name: str, overrides: tuple[str, ...], keep: int, seed: int) -> 
         keep = max(keep, prompt_len)
     ids = sequences()[3].ids_T.tolist()
     generator = torch.Generator().manual_seed(seed)
-    tail = torch.randint(0, len(TABLE), (len(ids) - keep,), generator=generator).tolist()
+    tail = torch.randint(0, VOCAB_SIZE, (len(ids) - keep,), generator=generator).tolist()
     before = decide(router, sequence_batch(ids, prompt_len=prompt_len))
     after = decide(router, sequence_batch(ids[:keep] + tail, prompt_len=prompt_len))
     kept_T = torch.arange(keep)

@@ -72,7 +72,8 @@ def test_abort_in_every_state(state: Callable[[LLMEngine, Request], bool], sched
         llm.engine.pool.check_integrity()
         for name, request in requests_of(llm.engine).items():
             if len(aborted) < 3 and not request.finished and state(llm.engine, request):
-                before[name] = tuple(request.output_ids)
+                history = request.history
+                before[name] = tuple(history.ids[request.prompt_len : len(history)].tolist())
                 free = llm.engine.pool.free
                 llm.engine.abort(name)
                 aborted.append(name)

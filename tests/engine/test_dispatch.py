@@ -1,5 +1,7 @@
 """Guards the grouping of a step into forwards: nothing lost or doubled, waits bounded, prompts never kept waiting."""
 
+import gc
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,11 +12,15 @@ from hypothesis import strategies as st
 
 from tests.engine.tools import greedy, prompts, run_all, tiny, tokens, twin
 from tokenrouter import LLM, EngineOptions, SamplingParams
+from tokenrouter.engine import costs as costs_module
 from tokenrouter.engine.costs import SIZES, CostModel, measure
 from tokenrouter.engine.dispatcher import Dispatcher
 from tokenrouter.engine.step import PackedStep, pack
+from tokenrouter.executors import build_pool
+from tokenrouter.executors.base import Executor
 from tokenrouter.features import TokenHistory
-from tokenrouter.routers import RandomRouter
+from tokenrouter.models import LoadedModel
+from tokenrouter.routers import RandomRouter, Router
 from tokenrouter.scheduler import Chunk, Request, StepPlan
 from tokenrouter.types import Route, RouteTable
 
@@ -201,21 +207,6 @@ def test_waiting_counts_as_queue_time() -> None:
     assert all(w > 0 for w in waited)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mode": "both"}, "unknown dispatch 'both'; choose one of: auto, mixed, queued"),
-        ({"mode": "queued", "min_batch": 0}, "min_batch 0"),
-        ({"mode": "queued", "max_wait_steps": -1}, "max_wait_steps -1"),
-        ({"mode": "auto"}, "needs measured costs"),
-    ],
-)
-def test_bad_options_are_refused(options: dict[str, object], message: str) -> None:
-    """An option out of range that shows as a hang."""
-    with pytest.raises(ValueError, match=message):
-        Dispatcher(table(None, None), ["high", "low"], **options)  # type: ignore[arg-type]
-
-
 def test_cost_model() -> None:
     """A wrong bracket of the interpolation; costs beyond the last size that stay flat."""
     seconds = (1.0, 2.0, 4.0, 8.0)
@@ -237,3 +228,50 @@ def test_measured_costs_are_positive() -> None:
     assert all(len(s) == len(SIZES) and min(s) > 0 for s in costs.seconds.values())
     with torch.inference_mode():
         assert costs.tokenwise_s("high", 1) > 0
+
+
+@pytest.fixture
+def probes(monkeypatch: pytest.MonkeyPatch) -> list[Executor]:
+    """Fills with the executors that are measured."""
+    measured: list[Executor] = []
+    real = costs_module._measure
+
+    def counted(executor: Executor, model: LoadedModel) -> tuple[float, ...]:
+        measured.append(executor)
+        return real(executor, model)
+
+    monkeypatch.setattr(costs_module, "_measure", counted)
+    return measured
+
+
+def test_engines_on_one_pool_share_what_was_measured(probes: list[Executor]) -> None:
+    """A second per engine at start-up, and costs that differ between the systems of one comparison."""
+    pool = build_pool("int8", tiny())
+    for _ in range(2):
+        llm = LLM(tiny(), router=RandomRouter(0.5), executors=pool)
+        assert llm.engine._parts.dispatcher.mode == "auto"
+    assert probes == list(pool.executors.values())
+    LLM(tiny(), router=RandomRouter(0.5), executors=build_pool("int8", tiny()))
+    assert len(probes) == 4, "another pool has costs of its own"
+
+
+def test_measured_costs_do_not_keep_a_pool_alive() -> None:
+    """A cache that holds the weights of every model that was ever loaded."""
+    pool = build_pool("int8", tiny())
+    gone = weakref.ref(pool.executors["low"])
+    LLM(tiny(), router=RandomRouter(0.5), executors=pool)
+    del pool
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize(
+    "router", ["all_high", "all_low", "layerwise", RandomRouter(0.0), RandomRouter(1.0)]
+)
+def test_nothing_is_measured_where_one_executor_does_all(
+    router: Router | str, probes: list[Executor]
+) -> None:
+    """A start-up that times what no step will ever weigh."""
+    llm = LLM(tiny(), router=router, executors=build_pool("int8", tiny()))
+    assert llm.engine._parts.dispatcher.mode == "mixed"
+    assert not probes

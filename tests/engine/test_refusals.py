@@ -9,6 +9,7 @@ import pytest
 
 from tests.engine.tools import alone, greedy, plain_llm, prompts, run_all, tiny, tokens
 from tokenrouter import LLM, EngineOptions, SamplingParams
+from tokenrouter.scheduler import StaticBatchScheduler
 
 
 @pytest.mark.parametrize(
@@ -149,16 +150,35 @@ def test_chat_without_a_template_is_refused() -> None:
             {"max_num_batched_tokens": 8},
             "max_num_batched_tokens 8 must be at least max_num_seqs 32",
         ),
-        ({"scheduler": "static_batch", "static_batch_size": 33}, "batch_size 33 must lie in 1"),
-        ({"scheduler": "static_batch", "static_batch_size": 0}, "batch_size 0 must lie in 1"),
-        ({"min_batch": 0}, "min_batch 0"),
-        ({"max_wait_steps": -1}, "max_wait_steps -1"),
+        ({"static_batch_size": 33}, "static_batch_size 33 must be at most max_num_seqs 32.*null"),
+        ({"max_num_seqs": 7, "static_batch_size": 8}, "static_batch_size 8 must be at most .* 7"),
+        ({"static_batch_size": 0}, "static_batch_size must be at least 1, got 0"),
+        ({"min_batch": 0}, "min_batch must be at least 1, got 0"),
+        ({"max_wait_steps": -1}, "max_wait_steps must be at least 0, got -1"),
     ],
 )
 def test_bad_engine_options_are_refused(options: dict[str, Any], message: str) -> None:
-    """An option that shows as a hang later."""
+    """An option that shows as a hang later; one whose mistake shows when the model is loaded, or under another name."""
     with pytest.raises(ValueError, match=message):
-        plain_llm(EngineOptions(**options))
+        EngineOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ({}, 8),
+        ({"max_num_seqs": 8}, 8),
+        ({"max_num_seqs": 5}, 5),
+        ({"max_num_seqs": 1}, 1),
+        ({"max_num_seqs": 5, "static_batch_size": 2}, 2),
+        ({"static_batch_size": 20}, 20),
+    ],
+)
+def test_the_static_batch_follows_max_num_seqs(options: dict[str, Any], size: int) -> None:
+    """The baseline's own default contradicts max_num_seqs=5, in the last system that a comparison builds."""
+    llm = plain_llm(EngineOptions(scheduler="static_batch", **options))
+    assert isinstance(llm.engine.scheduler, StaticBatchScheduler)
+    assert llm.engine.scheduler.batch_size == size
 
 
 def test_unknown_names_list_the_choices() -> None:

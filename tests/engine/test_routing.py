@@ -126,12 +126,21 @@ def test_a_pool_without_low_runs_high_with_one_warning() -> None:
     assert stats.requested_tokens.sum(0).tolist() == [0, total]
 
 
-def test_a_router_that_the_pool_cannot_run_is_refused() -> None:
-    """A fixed map over two executors has no fallback among its routes."""
-    with pytest.raises(
-        ValueError, match=r"needs executors \['high', 'low'\]; the pool has \['high'\]"
-    ):
-        plain_llm(router=LayerwiseRouter(high_layers=[0]))
+def test_a_map_over_two_executors_runs_high_where_there_is_one() -> None:
+    """A router without a high route of its own that is refused, or whose tokens are counted as routed."""
+    llm = plain_llm(router=LayerwiseRouter(high_layers=[0]))
+    expected = plain_llm().generate(prompts()[:5], greedy(6))
+    with pytest.warns(UserWarning, match="asks for route 'layerwise'.*run on 'high'") as caught:
+        outputs = llm.generate(prompts()[:5], greedy(6))
+    assert len(caught) == 1
+    assert [tokens(o) for o in outputs] == [tokens(o) for o in expected]
+    stats, table = llm.engine.stats, llm.engine.route_table
+    assert stats.route_names == table.names == ("layerwise", "high")
+    total = stats.prefill_tokens + stats.decode_tokens
+    assert stats.requested_tokens.sum(0).tolist() == [total, 0]
+    assert stats.executed_tokens.sum(0).tolist() == [0, total]
+    assert stats.degraded_tokens.tolist() == [total, 0]
+    assert all(set(routes(o)) == {1, -1} for o in outputs), "the executed route, by its index"
 
 
 def test_a_router_that_answers_nonsense_is_refused() -> None:
@@ -154,16 +163,3 @@ def test_a_router_that_answers_nonsense_is_refused() -> None:
             llm.generate([[5, 6, 7, 8, 9]], greedy(3))
         assert not llm.engine.has_unfinished()
         assert llm.engine.pool.free == llm.engine.pool.num_slots
-
-
-class DecodeOnly(RandomRouter):
-    """Decides generated tokens only."""
-
-    phases = frozenset({Phase.DECODE})
-
-
-def test_phases_that_a_router_does_not_decide_take_the_first_route() -> None:
-    """A decode-only router whose answer for prompt tokens is used all the same."""
-    llm = LLM(tiny(), router=DecodeOnly(0.0), executors=twin())
-    for prompt, output in zip(prompts()[:5], llm.generate(prompts()[:5], greedy(5)), strict=True):
-        assert routes(output) == (0,) * len(prompt) + (1,) * 4 + (-1,)

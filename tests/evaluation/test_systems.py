@@ -10,11 +10,13 @@ from tokenrouter.routers import (
     AllHighRouter,
     Budget,
     LayerwiseRouter,
+    RandomRouter,
     RequestLevelRouter,
     Router,
     RuleRouter,
 )
 from tokenrouter.scheduler import FCFSScheduler, StaticBatchScheduler
+from tokenrouter.types import Phase, RouteTable
 from tokenrouter.workloads import LengthMix
 
 TEXT = [3 + (i * i + i // 7) % 250 for i in range(4000)]
@@ -90,6 +92,40 @@ def test_a_budget_is_calibrated_before_anything_runs(
     systems = _builder(model, int8_pool).build(router)
     assert not router.needs_calibration
     assert 0.02 < systems.chosen_llm.engine.stats.token_frac("high") < 0.6
+
+
+@pytest.mark.parametrize("serve", [True, False])
+def test_request_level_around_a_budget_calibrates_the_inner_router_first(
+    model: LoadedModel, int8_pool: ExecutorPool, serve: bool
+) -> None:
+    """Shares of needy tokens were asked of an inner router that had no thresholds yet: it raised."""
+    inner = RuleRouter(budget=Budget(high_frac=0.2))
+    router = RequestLevelRouter(inner=inner, high_frac=0.4)
+    systems = _builder(model, int8_pool).build(router, serve=serve)
+    assert not router.inner.needs_calibration and not router.needs_calibration
+    assert systems.request_router is router
+
+
+class DecodeOnly(RandomRouter):
+    """Decides generated tokens alone; prompts take route 0."""
+
+    phases = frozenset({Phase.DECODE})
+
+
+class LowFirst(RandomRouter):
+    """Its route 0 is low."""
+
+    def routes(self, num_layers: int) -> RouteTable:
+        return RouteTable(routes=super().routes(num_layers).routes[::-1])
+
+
+@pytest.mark.parametrize("router", [DecodeOnly(0.5), LowFirst(0.5)])
+def test_a_router_that_cannot_say_who_is_needy_is_compared_by_the_rules(
+    model: LoadedModel, int8_pool: ExecutorPool, router: Router
+) -> None:
+    """The comparison ended in the baseline's refusal of its inner router, or took low tokens for needy ones."""
+    systems = _builder(model, int8_pool).build(router, serve=False)
+    assert systems.request_router is not None and systems.request_router.inner.name == "rule"
 
 
 def test_without_serving_only_what_quality_needs_is_built(

@@ -6,10 +6,13 @@ import pytest
 
 from tokenrouter import LLM, SamplingParams
 from tokenrouter.evaluation import throughput
+from tokenrouter.evaluation.metrics import serving_sections
+from tokenrouter.evaluation.progress import Tick
 from tokenrouter.evaluation.throughput import Throughput, measure_throughput, run_requests
 from tokenrouter.executors import ExecutorPool
 from tokenrouter.models import LoadedModel
 from tokenrouter.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from tokenrouter.routers import LayerwiseRouter
 from tokenrouter.workloads import RequestSpec
 
 
@@ -37,6 +40,18 @@ def test_every_token_is_counted_once(model: LoadedModel, int8_pool: ExecutorPool
     assert 0.0 < result.high_frac < 1.0
 
 
+def test_tokens_of_a_route_that_the_pool_lacks_count_as_high(model: LoadedModel) -> None:
+    """Counters index the engine's table, which has one route more than the router's: the shares were of one layer."""
+    llm = LLM(model, router=LayerwiseRouter(high_layers=[0]), executors="full")
+    with pytest.warns(UserWarning, match="its tokens run on 'high'"):
+        result = run_requests(llm, _requests((5, 3), (40, 6)))
+    assert result.high_frac == 1.0
+    routes = serving_sections(llm, [result])["routes"]
+    assert list(routes) == ["layerwise", "high"]
+    assert (routes["high"]["token_frac"], routes["high"]["executor"]) == (1.0, "full")
+    assert (routes["layerwise"]["token_frac"], routes["layerwise"]["degraded_frac"]) == (0.0, 1.0)
+
+
 def test_stats_of_a_pass_outlive_the_next_pass(model: LoadedModel) -> None:
     llm = LLM(model)
     first = run_requests(llm, _requests((5, 3)))
@@ -49,9 +64,9 @@ def test_systems_take_turns(model: LoadedModel, monkeypatch: pytest.MonkeyPatch)
     order: list[str] = []
     run = throughput.run_requests
 
-    def record(llm: LLM, requests: list[RequestSpec]):  # type: ignore[no-untyped-def]
+    def record(llm: LLM, requests: list[RequestSpec], tick: Tick):  # type: ignore[no-untyped-def]
         order.append(next(name for name, known in llms.items() if known is llm))
-        return run(llm, requests)
+        return run(llm, requests, tick)
 
     monkeypatch.setattr(throughput, "run_requests", record)
     measure_throughput(llms, _requests((4, 2)), num_repeats=2)

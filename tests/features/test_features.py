@@ -1,9 +1,19 @@
 """The features and their extractor."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from tokenrouter.features import FEATURES, FeatureExtractor, TokenTypeTable, sequence_batch
+from tokenrouter.features import (
+    FEATURES,
+    FeatureExtractor,
+    TokenTypeTable,
+    check_features,
+    sequence_batch,
+    static,
+)
+from tokenrouter.types import Phase
 
 TABLE = TokenTypeTable.from_texts([None, "\n", "7", "The", " the", " river"])
 EXPECTED = {
@@ -59,3 +69,41 @@ def test_features_that_do_not_exist_are_refused(names: tuple[str, ...], message:
     """Guards against zeros fed where a feature is missing."""
     with pytest.raises(ValueError, match=message):
         FeatureExtractor(names, TABLE)
+
+
+@pytest.fixture
+def decode_only(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a feature that does not exist inside a prompt."""
+    spec = replace(FEATURES["repeats"], name="decode_only", phases=frozenset({Phase.DECODE}))
+    monkeypatch.setattr(static, "FEATURES", {**FEATURES, spec.name: spec})
+    return spec.name
+
+
+def test_a_feature_is_refused_where_it_does_not_exist(decode_only: str) -> None:
+    """Guards against a declared phase that nobody looks at: values made up for a whole prompt."""
+
+    def check(*phases: Phase, point: str = "pre_forward") -> None:
+        names = ("position", decode_only)
+        check_features(names, phases=phases, decision_point=point, who="mine")  # type: ignore[arg-type]
+
+    check(Phase.DECODE)
+    message = (
+        "router mine asks for decode_only, which does not exist in {} at pre_forward; "
+        "features there: position, distance_to_prompt_end"
+    )
+    with pytest.raises(ValueError, match=message.format("prefill")):
+        check(Phase.PREFILL)
+    with pytest.raises(ValueError, match=message.format("prefill and decode")):
+        check(*Phase)
+    with pytest.raises(ValueError, match=r"asks for position, decode_only, .* at after_draft"):
+        check(Phase.DECODE, point="after_draft")
+
+
+def test_a_feature_is_not_computed_where_it_does_not_exist(decode_only: str) -> None:
+    """Guards callers that never declared their phases: zeros, or values without a meaning."""
+    extractor = FeatureExtractor((decode_only,), TABLE)
+    batch = sequence_batch([3, 1, 3, 5, 1], prompt_len=3)
+    decode = batch.select(torch.tensor([3, 4]))
+    assert extractor.extract(decode).feature(decode_only).tolist() == [0, 1]
+    with pytest.raises(ValueError, match="decode_only does not exist for prefill tokens"):
+        extractor.extract(batch)

@@ -1,12 +1,14 @@
 """Kinds of tokens, on invented vocabularies and on the default model's."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from tokenrouter.features import TokenType, TokenTypeTable
+from tokenrouter.features import TokenType, TokenTypeTable, token_types
 from tokenrouter.features.vocabulary import vocabulary_texts
 
 EXAMPLES = {
@@ -46,13 +48,6 @@ def test_line_start_is_a_capitalised_word_without_space() -> None:
     assert table.line_start_V.tolist() == [True, False, False, True, False, False, False, False]
 
 
-def test_histogram_lists_every_type() -> None:
-    """Guards against types that vanish from a table because this vocabulary has none of them."""
-    histogram = TokenTypeTable.from_texts(["\n", "7", "8", None]).histogram()
-    assert list(histogram) == [kind.label for kind in TokenType]
-    assert histogram["number"] == 2 and histogram["entity"] == 0
-
-
 def test_parse_refuses_an_unknown_label() -> None:
     """Guards against a misspelt type in a config that silently matches nothing."""
     assert TokenType.parse("function_word") is TokenType.FUNCTION_WORD
@@ -84,6 +79,30 @@ def test_sentencepiece_and_padded_vocabularies() -> None:
     assert vocabulary_texts(FakeTokenizer(), 3) == texts[:3]
 
 
+def test_a_tokenizer_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a table per engine; against one that outlives its tokenizer or misses an added token."""
+    reads: list[int] = []
+
+    def counted(tokenizer: Any, vocab_size: int) -> list[str | None]:
+        reads.append(vocab_size)
+        return vocabulary_texts(tokenizer, vocab_size)
+
+    monkeypatch.setattr(token_types, "vocabulary_texts", counted)
+    one, other = FakeTokenizer(), FakeTokenizer()
+    table = TokenTypeTable.from_tokenizer(one, 10)
+    assert TokenTypeTable.from_tokenizer(one, 10) is table
+    assert TokenTypeTable.from_tokenizer(other, 10) is not table
+    assert TokenTypeTable.from_tokenizer(one, 8).types_V.shape == (8,)
+    assert reads == [10, 10, 8]
+    one.pieces = (*FakeTokenizer.pieces, "▁new")
+    grown = TokenTypeTable.from_tokenizer(one, 10)
+    assert (table.types_V[8], grown.types_V[8]) == (TokenType.SPECIAL, TokenType.PLAIN)
+    gone = weakref.ref(one)
+    del one
+    gc.collect()
+    assert gone() is None
+
+
 def test_default_vocabulary_reads_as_the_tokenizer_decodes(smollm2_tokenizer: Any) -> None:
     """Guards against a wrong byte alphabet: compares all texts with the tokenizer's own decoder."""
     size = len(smollm2_tokenizer)
@@ -99,12 +118,12 @@ def test_default_vocabulary_reads_as_the_tokenizer_decodes(smollm2_tokenizer: An
 def test_default_vocabulary_types(smollm2_tokenizer: Any) -> None:
     """Guards against a table in which a whole kind is empty or swallows the others."""
     table = TokenTypeTable.from_tokenizer(smollm2_tokenizer, 49_152)
-    assert len(table) == 49_152 and table.types_V.dtype == torch.int64
-    histogram = table.histogram()
-    assert sum(histogram.values()) == 49_152
-    assert histogram["special"] == 17 and histogram["number"] == 10
-    assert all(count >= 10 for count in histogram.values())
-    assert histogram["plain"] < 40_000
+    assert table.types_V.shape == table.line_start_V.shape == (49_152,)
+    assert table.types_V.dtype == torch.int64
+    count_Y = torch.bincount(table.types_V)
+    assert len(count_Y) == len(TokenType) and count_Y.min() >= 10
+    assert count_Y[TokenType.SPECIAL] == 17 and count_Y[TokenType.NUMBER] == 10
+    assert count_Y[TokenType.PLAIN] < 40_000
 
     ids = smollm2_tokenizer("In Paris, 7 cats\n    self.x ==")["input_ids"]
     labels = [TokenType(kind).label for kind in table.types_V[ids].tolist()]

@@ -49,15 +49,35 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
     ),
+    "llama odd vocabulary": ("llama", {"vocab_size": 389}),
+    "llama has no window": ("llama", {"sliding_window": 20}),
+    "llama yarn of DeepSeek's kind": (
+        "llama",
+        {"rope_parameters": {**YARN, "factor": 64.0, "mscale": 0.7, "mscale_all_dim": 1.0}},
+    ),
     "llama yarn": ("llama", {"rope_parameters": {**YARN, "factor": 64.0}}),
     "mistral": ("mistral", {}),
     "mistral window": ("mistral", {"sliding_window": 37}),
+    "mistral tied": ("mistral", {"tie_word_embeddings": True}),
+    "mistral full and wide heads": ("mistral", {"num_key_value_heads": 4, "head_dim": 32}),
+    "mistral window in every layer": (
+        "mistral",
+        {"sliding_window": 37, "use_sliding_window": False, "layer_types": ["full_attention"] * 4},
+    ),
     "mistral window of one": ("mistral", {"sliding_window": 1}),
     "qwen2": ("qwen2", {}),
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2 window of the upper layers": (
         "qwen2",
         {"use_sliding_window": True, "sliding_window": 50, "max_window_layers": 2},
+    ),
+    "qwen2 window in chosen layers": (
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 30,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
     ),
     "qwen2 window switched off": ("qwen2", {"use_sliding_window": False, "sliding_window": 20}),
     "qwen2 yarn": (
@@ -67,6 +87,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {}),
     "qwen3 biases": ("qwen3", {"attention_bias": True, "num_key_value_heads": 4}),
     "qwen3 one key head": ("qwen3", {"num_key_value_heads": 1, "head_dim": 32}),
+    "qwen3 tied, heads wider than the model": (
+        "qwen3",
+        {"tie_word_embeddings": True, "num_attention_heads": 6, "head_dim": 32},
+    ),
     "qwen3 window": (
         "qwen3",
         {"use_sliding_window": True, "sliding_window": 21, "max_window_layers": 1},
@@ -117,7 +141,13 @@ def test_logits_equal_those_of_transformers(name: str) -> None:
 def test_the_yardstick_sees_each_option() -> None:
     """Guards the guard: an option that changed nothing in the tiny model would prove nothing."""
     ids = torch.tensor(sequences([130]))
-    same = {"llama tied", "qwen2 tied", "qwen2 window switched off", "llama dynamic"}
+    same = {
+        "llama tied",
+        "mistral tied",
+        "qwen2 tied",
+        "llama odd vocabulary",
+    }  # other shapes, or tied
+    same |= {"qwen2 window switched off", "llama dynamic", "llama has no window"}
     with torch.inference_mode():
         plain = {f: tiny_hf(f)(ids).logits for f in ("llama", "mistral", "qwen2", "qwen3")}
         for name in set(CASES) - set(plain) - same:

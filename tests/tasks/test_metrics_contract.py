@@ -2,11 +2,13 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tokenrouter.tasks.report import REQUEST_LEVEL_NOTE
 from tokenrouter.telemetry.runfolder import SECTIONS, leaves
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,11 +83,60 @@ def test_values_agree_with_each_other(metrics: dict[str, Any]) -> None:
     assert metrics["router"]["version"].startswith("rule-")
 
 
-def test_every_key_is_in_the_glossary(metrics: dict[str, Any]) -> None:
-    glossary = (ROOT / "docs" / "metrics.md").read_text()
-    names = {path.rsplit(".", 1)[-1] for path, _ in leaves(metrics)}
-    missing = [name for name in sorted(names | set(metrics)) if f"`{name}`" not in glossary]
+@pytest.fixture(scope="module")
+def glossary() -> dict[str, str]:
+    """docs/metrics.md by section: the text below each heading."""
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    parts = (part.partition("\n") for part in text.split("\n## ")[1:])
+    return {title.strip("`"): body for title, _, body in parts}
+
+
+def _names(metrics: dict[str, Any], section: str) -> set[str]:
+    """Every name in a section of metrics.json, at any depth."""
+    return {name for path, _ in leaves(metrics[section]) for name in path.split(".")}
+
+
+def _documented(body: str) -> set[str]:
+    """The names in the first column of a section's table."""
+    rows = re.findall(r"^\| (`.*?) \|", body, flags=re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_key_is_in_the_glossary(
+    metrics: dict[str, Any], glossary: dict[str, str], section: str
+) -> None:
+    """In its own section: a key of the same name elsewhere does not define it."""
+    missing = [
+        name for name in sorted(_names(metrics, section)) if f"`{name}`" not in glossary[section]
+    ]
     assert not missing
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_glossary_defines_no_key_that_is_gone(
+    metrics: dict[str, Any], glossary: dict[str, str], section: str
+) -> None:
+    """Only the other direction was checked, so a definition outlived its key."""
+    documented = _documented(glossary[section])
+    assert documented and not documented - _names(metrics, section)
+
+
+def test_what_the_glossary_calls_reserved_is_in_no_run_yet(
+    metrics: dict[str, Any], glossary: dict[str, str]
+) -> None:
+    reserved = _documented(glossary["Reserved names"])
+    assert reserved and all(name.split(".")[0] in SECTIONS for name in reserved)
+    assert not [path for path, _ in leaves(metrics) if path in reserved]
+
+
+def test_the_table_says_that_request_levels_quality_is_computed(tradeoff_run: Path) -> None:
+    """It stood beside measured values as if it had been a run of its own."""
+    lines = (tradeoff_run / "table.md").read_text().splitlines()
+    assert REQUEST_LEVEL_NOTE in lines
+    rows = json.loads((tradeoff_run / "systems.json").read_text())["rows"]
+    shares = {row["name"]: row["eval_high_frac"] for row in rows}
+    assert shares["request_level"] == pytest.approx(shares["rule"])
 
 
 def test_the_run_folder_holds_what_the_design_lists(tradeoff_run: Path) -> None:

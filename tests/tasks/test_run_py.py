@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tasks.jobs import ROOT, wandb_exit_codes, wandb_run_id
+from tests.tasks.jobs import ROOT, wandb_exit_codes, wandb_run
 
 TINY = ("debug=tiny", "evaluation.num_windows=1", "evaluation.decode_windows=1")
 
@@ -32,7 +32,8 @@ def test_a_sweep_is_one_folder_and_one_wandb_run_per_job(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     [sweep] = tmp_path.glob("sweeps/*/*")
     jobs = [sweep / "0", sweep / "1"]
-    assert len({wandb_run_id(job) for job in jobs}) == 2
+    assert len({wandb_run(job).run_id for job in jobs}) == 2
+    assert {wandb_run(job).run_group for job in jobs} == {sweep.name}
     assert [wandb_exit_codes(job) for job in jobs] == [[0], [0]]
     for job, router in zip(jobs, ("all_high", "rule"), strict=True):
         metrics = json.loads((job / "metrics.json").read_text())

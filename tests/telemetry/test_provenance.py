@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenrouter.telemetry import collect_provenance
+from tokenrouter.telemetry import collect_provenance, provenance
 from tokenrouter.telemetry.provenance import git_state
 
 
@@ -55,3 +55,16 @@ def test_labels_name_changes_and_threads(checkout: Path) -> None:
     assert found.commit_label == f"commit {str(found.commit)[:8]}+changes"
     assert f"{found.num_threads} thread" in found.hardware_label
     assert found.versions["torch"] and found.seed == 0
+
+
+def test_a_status_that_git_does_not_give_is_not_clean(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time-out of git status was recorded as an unchanged tree."""
+    ask = provenance._git
+    monkeypatch.setattr(
+        provenance, "_git", lambda root, *args: None if args[0] == "status" else ask(root, *args)
+    )
+    found = collect_provenance(seed=0, model="m", model_hash="h", root=checkout)
+    assert found.commit is not None and found.dirty is None
+    assert found.commit_label.endswith("(changes unknown)")

@@ -1,4 +1,6 @@
-"""Guards against overlapping or short windows, and missing data that fails unclearly."""
+"""Guards against overlapping or short windows, thresholds set on the text that is evaluated, and missing data that
+fails unclearly.
+"""
 
 from itertools import pairwise
 from pathlib import Path
@@ -7,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenrouter.workloads import LocalText, PythonDocs, text_hash, windows
+from tokenrouter.workloads import (
+    LocalText,
+    PythonDocs,
+    calibration_documents,
+    evaluation_documents,
+    text_hash,
+    windows,
+)
 
 
 @given(length=st.integers(1, 50), count=st.integers(1, 8), spare=st.integers(0, 300))
@@ -68,3 +77,53 @@ def test_local_text_reads_its_file(tmp_path: Path) -> None:
     (tmp_path / "wikitext2").mkdir()
     (tmp_path / "wikitext2" / "valid.txt").write_text("héllo\n", encoding="utf-8")
     assert _local(str(tmp_path)).documents() == ["héllo\n"]
+
+
+def test_a_file_is_cut_where_its_documents_start(tmp_path: Path) -> None:
+    (tmp_path / "wikitext2").mkdir()
+    text = " \n = One = \n a \n = = Part = = \n b \n = Two = \n c \n"
+    (tmp_path / "wikitext2" / "valid.txt").write_text(text, encoding="utf-8")
+    source = LocalText(
+        name="wikitext2",
+        data_dir=str(tmp_path),
+        folder="wikitext2",
+        document_start="^ = [^=].* = $",
+    )
+    assert source.documents() == [" = One = \n a \n = = Part = = \n b \n", " = Two = \n c \n"]
+
+
+@given(st.lists(st.text("abc", min_size=1, max_size=3), min_size=2, max_size=20, unique=True))
+def test_every_document_is_on_exactly_one_side(documents: list[str]) -> None:
+    calibration, evaluation = calibration_documents(documents), evaluation_documents(documents)
+    assert not set(calibration) & set(evaluation)
+    assert sorted([*calibration, *evaluation]) == sorted(documents)
+
+
+def test_no_paragraph_of_the_default_text_is_on_both_sides() -> None:
+    """Thresholds were set on a quarter of the documents that the windows were cut from; some of
+    them also quote others, or are there twice.
+    """
+    documents = PythonDocs().documents()
+    sides = calibration_documents(documents), evaluation_documents(documents)
+    calibration, evaluation = (
+        {p.strip() for text in side for p in text.split("\n\n") if p.strip()} for side in sides
+    )
+    assert not calibration & evaluation
+    assert all(sum(map(len, side)) > 80_000 for side in sides)
+
+
+def test_a_paragraph_that_is_evaluated_is_not_calibrated_on() -> None:
+    documents = ["own\n\nshared", "shared\n \nother"]
+    assert calibration_documents(documents) == ["own"]
+    assert evaluation_documents(documents) == documents[1:]
+
+
+def test_one_document_has_no_two_sides() -> None:
+    for side in (calibration_documents, evaluation_documents):
+        with pytest.raises(ValueError, match=r"this text has 1: .*data\.document_start"):
+            side(["all in one"])
+
+
+def test_a_text_of_repeats_leaves_nothing_to_calibrate_on() -> None:
+    with pytest.raises(ValueError, match="no text is left to calibrate on"):
+        calibration_documents(["same", "same"])

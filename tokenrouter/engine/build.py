@@ -1,30 +1,29 @@
 """Puts an engine together from a model, a router and a pool. The defaults are the library's."""
 
 from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
+from typing import Literal, get_args
 
 from tokenrouter.engine import costs
 from tokenrouter.engine.decider import Decider
 from tokenrouter.engine.decision_log import DecisionRecorder
 from tokenrouter.engine.dispatcher import Dispatcher, DispatchMode
 from tokenrouter.engine.engine import EngineParts, LLMEngine
+from tokenrouter.engine.executable import ExecutableRoutes, executable_routes
 from tokenrouter.engine.live import LiveRequests
 from tokenrouter.engine.runner import Runner
 from tokenrouter.engine.sampler import Sampler
 from tokenrouter.engine.stats import EngineStats
-from tokenrouter.engine.step import ForwardBuilder, IntArray
+from tokenrouter.engine.step import ForwardBuilder
 from tokenrouter.executors import ExecutorPool
 from tokenrouter.features import FeatureExtractor, TokenTypeTable
 from tokenrouter.kvcache import KVArena, KVPool
 from tokenrouter.models import Decoder, LoadedModel
 from tokenrouter.routers.base import Router
 from tokenrouter.scheduler import FCFSScheduler, Scheduler, StaticBatchScheduler
-from tokenrouter.types import Route, RouteTable
 
 SchedulerName = Literal["fcfs", "static_batch"]
 DEFAULT_KV_BYTES = 1 << 30
+DEFAULT_STATIC_BATCH = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,17 +35,24 @@ class EngineOptions:
         max_num_batched_tokens: tokens of a step, decode and prefill chunks together; also the largest chunk.
         num_kv_slots: tokens that the KV pool holds; None: enough for every running request at full length, up to 1 GiB,
             and at least one request at full length.
-        scheduler: fcfs, or static_batch with ``static_batch_size`` requests.
-        dispatch: mixed, queued or auto; ``min_batch`` and ``max_wait_steps`` are the queues' bounds.
+        scheduler: fcfs (continuous batching), or static_batch (whole requests in, whole requests out).
+        static_batch_size: requests of a static batch; None: 8, or ``max_num_seqs`` where that is lower.
+        dispatch: mixed, queued or auto; see the dispatcher.
+        min_batch: queued: so many decode tokens of a route run without waiting for more.
+        max_wait_steps: queued: the most steps that a decode token waits for company.
         seed: of the random stream shared by requests without a seed of their own.
         log_decisions: keep every decision for decisions.parquet.
+
+    Raises:
+        ValueError: an option outside its range, or two that contradict each other. All that can be known without the
+            model is checked here, so that a mistake shows before it is loaded.
     """
 
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 1024
     num_kv_slots: int | None = None
     scheduler: SchedulerName = "fcfs"
-    static_batch_size: int = 8
+    static_batch_size: int | None = None
     dispatch: DispatchMode = "auto"
     min_batch: int = 4
     max_wait_steps: int = 4
@@ -54,10 +60,34 @@ class EngineOptions:
     log_decisions: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "num_kv_slots"):
+        for name, choices in (("scheduler", SchedulerName), ("dispatch", DispatchMode)):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            if value not in get_args(choices):
+                raise ValueError(
+                    f"unknown {name} {value!r}; choose one of: {', '.join(get_args(choices))}"
+                )
+        lowest = {
+            "max_num_seqs": 1,
+            "max_num_batched_tokens": 1,
+            "num_kv_slots": 1,
+            "static_batch_size": 1,
+            "min_batch": 1,
+            "max_wait_steps": 0,
+        }
+        for name, least in lowest.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs "
+                f"{self.max_num_seqs}: every running request decodes one token per step"
+            )
+        if self.static_batch_size is not None and self.static_batch_size > self.max_num_seqs:
+            raise ValueError(
+                f"static_batch_size {self.static_batch_size} must be at most max_num_seqs {self.max_num_seqs}, the "
+                "requests that run at once: lower it, raise max_num_seqs, or leave it null to follow max_num_seqs"
+            )
 
 
 def build_engine(
@@ -67,64 +97,60 @@ def build_engine(
     token_types: TokenTypeTable,
     options: EngineOptions,
 ) -> LLMEngine:
-    """An engine for ``model``; executors and weights may be shared with other engines, KV is its own."""
-    table = router.routes(model.config.num_layers)
-    executed_of = _executed_of(table, router, pool)
+    """An engine for ``model``; executors and weights may be shared with other engines, KV is its own.
+
+    Args:
+        model: loaded.
+        router: ready to decide: checked and calibrated.
+        pool: executors built for ``model``.
+        token_types: of the model's vocabulary.
+        options: checked by themselves.
+    """
+    routes = executable_routes(router, model.config.num_layers, pool.executors)
     kv_pool, arena = _memory(model, options)
-    main = [_main_executor(table.routes[executed]) for executed in executed_of]
-    dispatch = options.dispatch
-    if dispatch == "auto" and len(pool.executors) == 1:
-        dispatch = "mixed"  # nothing to weigh
     return LLMEngine(
         EngineParts(
             router=router,
+            route_table=routes.table,
             decider=Decider(
-                router, FeatureExtractor(router.features, token_types), executed_of, table.names
+                router,
+                FeatureExtractor(router.features, token_types),
+                routes.executed_of,
+                routes.table.names,
             ),
             scheduler=_scheduler(kv_pool, options),
-            dispatcher=Dispatcher(
-                table,
-                main,
-                mode=dispatch,
-                min_batch=options.min_batch,
-                max_wait_steps=options.max_wait_steps,
-                costs=costs.measure(pool.executors, model) if dispatch == "auto" else None,
-            ),
+            dispatcher=_dispatcher(routes, model, pool, options),
             runner=Runner(
                 Decoder(model, pool.kernels),
                 pool,
                 arena,
-                ForwardBuilder(table, model.config.num_layers, kv_pool),
-                heads=[name if pool.lm_head == "low" else "high" for name in main],
+                ForwardBuilder(routes.table, model.config.num_layers, kv_pool),
+                heads=[name if pool.lm_head == "low" else "high" for name in routes.executors],
             ),
             sampler=Sampler(model.config.vocab_size, options.seed),
             pool=kv_pool,
             arena=arena,
-            live=LiveRequests(model.tokenizer, model.config, executed_of),
-            stats=EngineStats(route_names=table.names),
+            live=LiveRequests(model.tokenizer, model.config, routes.executed_of),
+            stats=EngineStats(route_names=routes.table.names),
             recorder=DecisionRecorder() if options.log_decisions else None,
         )
     )
 
 
-def _executed_of(table: RouteTable, router: Router, pool: ExecutorPool) -> IntArray:
-    """Requested route to executed route: a route whose executors the pool lacks runs as the first one that it has."""
-    possible = [route.executors <= set(pool.executors) for route in table.routes]
-    if not any(possible):
-        needed = sorted(set().union(*(route.executors for route in table.routes)))
-        raise ValueError(
-            f"router {router.name} needs executors {needed}; the pool has {sorted(pool.executors)}"
-        )
-    fallback = possible.index(True)
-    return np.array([route if ok else fallback for route, ok in enumerate(possible)], np.int64)
-
-
-def _main_executor(route: Route) -> str:
-    """The executor that runs most of a route's layers."""
-    layers: dict[str, int] = {}
-    for span in route.spans:
-        layers[span.executor] = layers.get(span.executor, 0) + span.stop - span.start
-    return max(layers, key=lambda name: layers[name])
+def _dispatcher(
+    routes: ExecutableRoutes, model: LoadedModel, pool: ExecutorPool, options: EngineOptions
+) -> Dispatcher:
+    """With one executor in use ``auto`` has nothing to weigh, and nothing is measured."""
+    weighs = options.dispatch == "auto" and len(routes.used) > 1
+    used = {name: pool.executors[name] for name in sorted(routes.used)}
+    return Dispatcher(
+        routes.table,
+        routes.executors,
+        mode="mixed" if options.dispatch == "auto" and not weighs else options.dispatch,
+        min_batch=options.min_batch,
+        max_wait_steps=options.max_wait_steps,
+        costs=costs.measure(used, model) if weighs else None,
+    )
 
 
 def _memory(model: LoadedModel, options: EngineOptions) -> tuple[KVPool, KVArena]:
@@ -149,11 +175,9 @@ def _scheduler(pool: KVPool, options: EngineOptions) -> Scheduler:
     tokens, seqs = options.max_num_batched_tokens, options.max_num_seqs
     if options.scheduler == "fcfs":
         return FCFSScheduler(pool=pool, max_num_seqs=seqs, max_num_batched_tokens=tokens)
-    if options.scheduler == "static_batch":
-        return StaticBatchScheduler(
-            pool=pool,
-            max_num_seqs=seqs,
-            max_num_batched_tokens=tokens,
-            batch_size=options.static_batch_size,
-        )
-    raise ValueError(f"unknown scheduler {options.scheduler!r}; choose one of: fcfs, static_batch")
+    return StaticBatchScheduler(
+        pool=pool,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        batch_size=options.static_batch_size or min(DEFAULT_STATIC_BATCH, seqs),
+    )

@@ -3,36 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
-from tokenrouter.routers import Router
-from tokenrouter.types import RouteInput
-from tokenrouter.workloads.text import PythonDocs, windows
+from tokenrouter.routers import RequestLevelRouter, Router
+from tokenrouter.types import Phase, RouteInput
+from tokenrouter.workloads.text import PythonDocs, calibration_documents, windows
 
 NUM_SEQUENCES = 48
 SEQUENCE_LEN = 256
-
-
-def default_sequences(tokenizer: Any) -> list[list[int]]:
-    """Windows of the default text: 48 of 256 tokens, spread evenly."""
-    if tokenizer is None:
-        raise ValueError("calibration on the default text needs a tokenizer: pass calibration_ids")
-    ids = list(tokenizer.encode("\n".join(PythonDocs().documents()[::4])))
-    return windows(ids, SEQUENCE_LEN, min(NUM_SEQUENCES, len(ids) // SEQUENCE_LEN))
-
-
-def calibration_inputs(
-    names: Sequence[str], token_types: TokenTypeTable, sequences: Sequence[Sequence[int]]
-) -> list[RouteInput]:
-    """Each sequence as the router would see it: half of its tokens as prompt, half as decode.
-
-    The sequences get growing prompt lengths around the half, so that no prompt length is special.
-    """
-    extractor = FeatureExtractor(names, token_types)
-    inputs = []
-    for row, ids in enumerate(sequences):
-        prompt_len = max(1, len(ids) * (1 + row % 8) // 9)
-        inputs.append(extractor.extract(sequence_batch(list(ids), prompt_len=prompt_len, row=row)))
-    return inputs
 
 
 def calibrate(
@@ -41,11 +20,82 @@ def calibrate(
     tokenizer: Any,
     sequences: Sequence[Sequence[int]] | None,
 ) -> None:
-    """Calibrates ``router`` on ``sequences``, or on the default text."""
+    """Sets the thresholds of ``router`` where it needs them, and nothing where it does not.
+
+    Args:
+        router: of level ``token``: sees each sequence as a prompt and what follows it; of level ``request``: as the
+            whole prompt of a request.
+        token_types: of the model's vocabulary.
+        tokenizer: encodes the default text; may be None when there are sequences.
+        sequences: token ids; None: the default text.
+
+    Raises:
+        ValueError: too few tokens for the budget; neither sequences nor a tokenizer.
+    """
+    if not router.needs_calibration:
+        return
     sequences = default_sequences(tokenizer) if sequences is None else sequences
-    if router.level == "request":
-        extractor = FeatureExtractor(router.features, token_types)
-        prompts = [sequence_batch(list(ids), row=row) for row, ids in enumerate(sequences)]
-        router.calibrate([extractor.extract(prompt) for prompt in prompts])
-    else:
-        router.calibrate(calibration_inputs(router.features, token_types, sequences))
+    inputs = _prompt_inputs if router.level == "request" else _token_inputs
+    router.calibrate(inputs(router, token_types, sequences))
+
+
+def calibrate_on_requests(
+    router: RequestLevelRouter,
+    token_types: TokenTypeTable,
+    prompts: Sequence[Sequence[int]],
+    num_tokens: Sequence[int],
+    *,
+    sequences: Sequence[Sequence[int]],
+) -> None:
+    """Sets the threshold of ``router`` on exactly these requests, so that its target holds for them.
+
+    Args:
+        router: its inner router is calibrated first, where it has a budget and was not yet.
+        token_types: of the model's vocabulary.
+        prompts: token ids per request.
+        num_tokens: per request what it weighs: its prompt and output tokens.
+        sequences: other prompts, on which the inner router sets its thresholds if it needs to.
+
+    Raises:
+        ValueError: no target, no requests, or too few tokens for the inner budget.
+    """
+    if router.inner.needs_calibration:
+        router.inner.calibrate(_prompt_inputs(router.inner, token_types, sequences))
+    inputs = _prompt_inputs(router, token_types, prompts)
+    shares = [router.prompt_shares(prompt)[row] for row, prompt in enumerate(inputs)]
+    router.calibrate_requests(shares, num_tokens)
+
+
+def default_sequences(tokenizer: Any) -> list[list[int]]:
+    """Windows of the default text: 48 of 256 tokens, spread evenly; raises ValueError without a tokenizer."""
+    if tokenizer is None:
+        raise ValueError("calibration on the default text needs a tokenizer: pass calibration_ids")
+    ids = list(tokenizer.encode("\n".join(calibration_documents(PythonDocs().documents()))))
+    return windows(ids, SEQUENCE_LEN, min(NUM_SEQUENCES, len(ids) // SEQUENCE_LEN))
+
+
+def _token_inputs(
+    router: Router, token_types: TokenTypeTable, sequences: Sequence[Sequence[int]]
+) -> list[RouteInput]:
+    """Each sequence as a prompt and what follows it, in the phases that the router decides.
+
+    The sequences get growing prompt lengths around the half, so that no prompt length is special.
+    """
+    extractor = FeatureExtractor(router.features, token_types)
+    phases = torch.tensor(sorted(router.phases))
+    inputs = []
+    for row, ids in enumerate(sequences):
+        prompt_len = max(1, len(ids) * (1 + row % 8) // 9)
+        batch = sequence_batch(ids, prompt_len=prompt_len, row=row)
+        if len(phases) < len(Phase):
+            batch = batch.select(torch.isin(batch.phase_T, phases).nonzero().flatten())
+        inputs.append(extractor.extract(batch))
+    return inputs
+
+
+def _prompt_inputs(
+    router: Router, token_types: TokenTypeTable, sequences: Sequence[Sequence[int]]
+) -> list[RouteInput]:
+    """Each sequence as the whole prompt of a request."""
+    extractor = FeatureExtractor(router.features, token_types)
+    return [extractor.extract(sequence_batch(ids, row=row)) for row, ids in enumerate(sequences)]

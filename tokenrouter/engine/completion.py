@@ -22,7 +22,17 @@ LogprobEntry = dict[int, Logprob]
 
 @dataclass(slots=True, eq=False)
 class Completion:
-    """One of a prompt's completions: its request, sampling state and text."""
+    """One of a prompt's completions.
+
+    Attributes:
+        request: what the scheduler sees of it.
+        state: what the sampler keeps for it.
+        detokenizer: None: no text is wanted, or there is no tokenizer.
+        logprobs: one entry per generated token; None: not asked for.
+        output_ids: the generated tokens; ``num_detokenized`` of them went to the detokenizer.
+        finish_reason: None while it runs; ``stop_reason`` is the token or string that ended it.
+        finished_s: when it ended, NaN before.
+    """
 
     request: Request
     state: SamplerState
@@ -107,12 +117,10 @@ class Completion:
         self.num_detokenized = len(self.output_ids)
 
     def _routes(self, executed_of: IntArray) -> tuple[int, ...]:
+        """The executed route per token, -1 where it never ran (the last one never does)."""
         request = self.request
-        num_run = request.num_computed
-        if request.num_preemptions and self.finish_reason == "abort":
-            num_run = request.num_tokens - 1  # it counted from 0 again; all of these once ran
         requested_N = request.requested_N[: request.num_tokens].copy()
-        requested_N[num_run:] = UNDECIDED
+        requested_N[request.num_run :] = UNDECIDED
         executed_N = np.where(requested_N < 0, -1, executed_of[requested_N])
         return tuple(executed_N.tolist())
 
@@ -132,7 +140,13 @@ class Completion:
 
 @dataclass(slots=True, eq=False)
 class RequestGroup:
-    """A request as its user knows it: one prompt and its ``n`` completions."""
+    """A request as its user knows it: one prompt and its ``n`` completions.
+
+    Attributes:
+        prompt: the text, None where it came as ids.
+        stream: its state is handed back after every token, not only at the end.
+        prompt_logprobs: by position; None: not asked for.
+    """
 
     request_id: str
     prompt: str | None

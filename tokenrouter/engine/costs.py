@@ -2,12 +2,15 @@
 
 The token-wise operators of an executor cost almost the same for 1 token as for 16 (weights are streamed, operators are
 launched), so running two executors in one small step can cost nearly two steps.
+
+T tokens, E hidden size, A attention outputs.
 """
 
 import time
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -41,6 +44,10 @@ class CostModel:
 
         A group that waits costs its share of a later forward of ``min_batch`` tokens, which also pays attention's and
         the loop's own launches: they are taken as half of the cheapest token-wise pass.
+
+        Args:
+            tokens: decode tokens of this step per executor.
+            min_batch: tokens that a group waits for.
         """
         if len(tokens) < 2:
             return False
@@ -55,24 +62,44 @@ class CostModel:
         return queued_s < mixed_s
 
 
+_MEASURED: WeakKeyDictionary[Executor, dict[int, tuple[float, ...]]] = WeakKeyDictionary()
+
+
 def measure(executors: Mapping[str, Executor], model: LoadedModel) -> CostModel:
-    """Times every executor's token-wise operators over all layers (the fastest of a few repeats)."""
-    config = model.config
+    """Times the executors' token-wise operators over all layers, each executor once per number of threads.
+
+    Results are kept as long as the executor lives, so that engines on one pool share them.
+
+    Args:
+        executors: by the name that routes use.
+        model: the one that the executors were built for.
+    """
+    threads = torch.get_num_threads()
     seconds: dict[str, tuple[float, ...]] = {}
-    with torch.inference_mode():
-        for name, executor in executors.items():
-            times = []
-            for size in SIZES:
-                hidden_TE = torch.zeros(size, config.hidden_size, dtype=model.dtype)
-                heads_TA = torch.zeros(size, config.num_heads * config.head_dim, dtype=model.dtype)
-                best = float("inf")
-                for _ in range(REPEATS):
-                    started = time.perf_counter()
-                    for layer in range(config.num_layers):
-                        executor.qkv(layer, hidden_TE)
-                        executor.attention_out(layer, heads_TA, hidden_TE)
-                        executor.mlp(layer, hidden_TE)
-                    best = min(best, time.perf_counter() - started)
-                times.append(best)
-            seconds[name] = tuple(times)
+    for name, executor in executors.items():
+        measured = _MEASURED.setdefault(executor, {})
+        if threads not in measured:
+            measured[threads] = _measure(executor, model)
+        seconds[name] = measured[threads]
     return CostModel(seconds=seconds)
+
+
+@torch.inference_mode()
+def _measure(executor: Executor, model: LoadedModel) -> tuple[float, ...]:
+    """The fastest of a few passes over all layers, in seconds, at each of ``SIZES``."""
+    config = model.config
+    times = []
+    for size in SIZES:
+        hidden_TE = torch.zeros(size, config.hidden_size, dtype=model.dtype)
+        qkv_TO = torch.zeros(size, config.qkv_size, dtype=model.dtype)
+        heads_TA = torch.zeros(size, config.num_heads * config.head_dim, dtype=model.dtype)
+        best = float("inf")
+        for _ in range(REPEATS):
+            started = time.perf_counter()
+            for layer in range(config.num_layers):
+                executor.qkv(layer, hidden_TE, qkv_TO)
+                executor.attention_out(layer, heads_TA, hidden_TE)
+                executor.mlp(layer, hidden_TE)
+            best = min(best, time.perf_counter() - started)
+        times.append(best)
+    return tuple(times)

@@ -1,6 +1,6 @@
 """Where a token gets its route: once, recorded, and the same in prefill, decode, preemption and recompute.
 
-T tokens of a step.
+T tokens of a step, N those of them that are decided in it, C chunks.
 """
 
 import time
@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from tokenrouter.engine.step import IntArray, PackedStep
 from tokenrouter.features import FeatureExtractor, sequence_batch
 from tokenrouter.routers.base import Router
-from tokenrouter.scheduler import UNDECIDED, Request
-from tokenrouter.types import Phase, RouteInput, RoutingDecision
+from tokenrouter.scheduler import UNDECIDED, Request, RequestDecision
+from tokenrouter.types import Phase, RouteInput, RoutingDecision, TokenBatch
+
+UNASKED = "phase that the router does not decide"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +29,7 @@ class StepDecision:
         requested_T: what the router asked for.
         executed_T: what runs: the same, but where the pool lacks an executor.
         fresh_T: which tokens were decided in this step.
-        decision: the router's own answer for the fresh tokens, None when there were none.
+        decision: the answer for the fresh tokens, one entry each; None when there were none.
         seconds: time in features and router.
     """
 
@@ -50,20 +52,30 @@ class Decider:
     ) -> None:
         """``executed_of`` maps a requested route to the one that runs; they differ where the pool lacks an executor."""
         self._router = router
-        self._extractor = extractor
+        self._extract = extractor.extract
         self._executed_of = executed_of
         self._route_names = route_names
         self._warned = False
 
-    def admit(self, request: Request) -> float:
-        """Decides a whole request at once when the router works per request; returns the seconds it took."""
+    def admit(self, requests: Sequence[Request]) -> float:
+        """Asks a router that works per request, once for the completions of one prompt.
+
+        The answer is kept with each of them; their tokens are decided by it, step by step, like all others.
+
+        Returns:
+            The seconds it took.
+        """
         if self._router.level != "request":
             return 0.0
         started = time.perf_counter()
-        batch = sequence_batch(request.history.ids[: request.prompt_len].tolist())
-        decision = self._route(self._extractor.extract(batch))
-        request.requested_N[:] = int(decision.route_T[0])
-        self._warn_if_degraded(request.requested_N[:1])
+        prompt_ids = requests[0].history.ids[: requests[0].prompt_len]
+        answer = self._ask(self._extract(sequence_batch(prompt_ids.tolist())))
+        for request in requests:
+            request.decision = RequestDecision(
+                route=int(answer.route_T[0]),
+                score=float(answer.score_T[0]),
+                reason=answer.reasons[int(answer.reason_T[0])],
+            )
         return time.perf_counter() - started
 
     def decide(self, step: PackedStep) -> StepDecision:
@@ -73,13 +85,7 @@ class Decider:
         fresh_T = requested_T == UNDECIDED
         decision = None
         if fresh_T.any():
-            everything = bool(fresh_T.all())
-            batch = (
-                step.batch
-                if everything
-                else step.batch.select(torch.from_numpy(np.flatnonzero(fresh_T)))
-            )
-            decision = self._route(self._extractor.extract(batch))
+            decision = self._answer(step, fresh_T)
             requested_T[fresh_T] = decision.route_T.numpy()
             self._warn_if_degraded(requested_T)
             for c, chunk in enumerate(step.chunks):
@@ -94,33 +100,88 @@ class Decider:
             seconds=time.perf_counter() - started,
         )
 
-    def _route(self, inputs: RouteInput) -> RoutingDecision:
-        """The router's answer, checked; tokens of phases that it does not decide take route 0."""
+    def _answer(self, step: PackedStep, fresh_T: NDArray[np.bool_]) -> RoutingDecision:
+        """One entry per fresh token; those of phases that the router does not decide take route 0."""
+        per_request = self._router.level == "request"
+        batch = step.batch if fresh_T.all() else _select(step.batch, fresh_T)
+        if self._router.phases >= set(Phase):
+            return _spread(step, fresh_T) if per_request else self._ask(self._extract(batch))
+        is_asked_N = np.isin(batch.phase_T.numpy(), list(self._router.phases))
+        if per_request:
+            answer = _spread(step, fresh_T)
+        else:
+            answer = _scatter(self._ask(self._extract(_select(batch, is_asked_N))), is_asked_N)
+        unasked_N = torch.from_numpy(~is_asked_N)
+        return RoutingDecision(
+            route_T=answer.route_T.masked_fill(unasked_N, 0),
+            score_T=answer.score_T.masked_fill(unasked_N, float("nan")),
+            reason_T=answer.reason_T.masked_fill(unasked_N, len(answer.reasons)),
+            reasons=(*answer.reasons, UNASKED),
+        )
+
+    def _ask(self, inputs: RouteInput) -> RoutingDecision:
+        """The router's answer, checked."""
         router, num_routes = self._router, len(self._executed_of)
-        decision = router.route(inputs)
-        if decision.route_T.shape != inputs.ids_T.shape:
+        answer = router.route(inputs)
+        if answer.route_T.shape != inputs.ids_T.shape:
             raise ValueError(
-                f"router {router.name} decided {len(decision.route_T)} of {len(inputs)} tokens"
+                f"router {router.name} decided {len(answer.route_T)} of {len(inputs)} tokens"
             )
         if (
             len(inputs)
-            and not 0 <= int(decision.route_T.min()) <= int(decision.route_T.max()) < num_routes
+            and not 0 <= int(answer.route_T.min()) <= int(answer.route_T.max()) < num_routes
         ):
             raise ValueError(f"router {router.name} answered a route outside 0 .. {num_routes - 1}")
-        for phase in set(Phase) - router.phases:
-            decision.route_T[inputs.phase_T == phase] = 0
-        return decision
+        return answer
 
-    def _warn_if_degraded(self, requested_T: IntArray | NDArray[np.int16]) -> None:
-        if self._warned or (self._executed_of[requested_T] == requested_T).all():
+    def _warn_if_degraded(self, requested_T: IntArray) -> None:
+        if self._warned:
+            return
+        executed_T = self._executed_of[requested_T]
+        lost = np.flatnonzero(executed_T != requested_T)
+        if not len(lost):
             return
         self._warned = True
-        asked = self._route_names[
-            int(requested_T[self._executed_of[requested_T] != requested_T][0])
-        ]
-        runs = self._route_names[int(self._executed_of[self._route_names.index(asked)])]
+        asked = self._route_names[requested_T[lost[0]]]
+        runs = self._route_names[executed_T[lost[0]]]
         warnings.warn(
             f"router {self._router.name} asks for route {asked!r}, whose executor the pool does not have: "
             f"its tokens run on {runs!r} (choose another pool, e.g. executor=int8)",
             stacklevel=2,
         )
+
+
+def _select(batch: TokenBatch, is_wanted_T: NDArray[np.bool_]) -> TokenBatch:
+    return batch.select(torch.from_numpy(np.flatnonzero(is_wanted_T)))
+
+
+def _scatter(answer: RoutingDecision, is_asked_N: NDArray[np.bool_]) -> RoutingDecision:
+    """The answer for the asked among N tokens, as one for all N."""
+    index = torch.from_numpy(np.flatnonzero(is_asked_N))
+    whole = RoutingDecision.constant(0, len(is_asked_N), UNASKED)
+    return RoutingDecision(
+        route_T=whole.route_T.index_copy(0, index, answer.route_T),
+        score_T=whole.score_T.index_copy(0, index, answer.score_T),
+        reason_T=whole.reason_T.index_copy(0, index, answer.reason_T),
+        reasons=answer.reasons,
+    )
+
+
+def _spread(step: PackedStep, fresh_T: NDArray[np.bool_]) -> RoutingDecision:
+    """The answers that the requests got at their admission, for each of the fresh tokens."""
+    answers = [chunk.request.decision for chunk in step.chunks]
+    reasons: dict[str, int] = {}
+    route_C, score_C, reason_C = [], [], []
+    for answer in answers:
+        assert answer is not None, "a request without its router's answer"
+        route_C.append(answer.route)
+        score_C.append(answer.score)
+        reason_C.append(reasons.setdefault(answer.reason, len(reasons)))
+    chunk_T = np.repeat(np.arange(len(answers)), np.diff(step.offsets_C))
+    chunk_N = torch.from_numpy(chunk_T[fresh_T])
+    return RoutingDecision(
+        route_T=torch.tensor(route_C)[chunk_N],
+        score_T=torch.tensor(score_C, dtype=torch.float32)[chunk_N],
+        reason_T=torch.tensor(reason_C)[chunk_N],
+        reasons=tuple(reasons),
+    )

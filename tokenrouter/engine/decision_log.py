@@ -1,4 +1,7 @@
-"""Collects decisions step by step, as columns of numbers; ``tokenrouter.telemetry.decisions`` writes them."""
+"""Collects decisions step by step, as columns of numbers; ``tokenrouter.telemetry.decisions`` writes them.
+
+T tokens of a step.
+"""
 
 from typing import Any
 
@@ -31,7 +34,7 @@ class DecisionRecorder:
         self._index: dict[str, int] = {}
 
     def record(self, step: PackedStep, decision: StepDecision) -> None:
-        """Adds the step's fresh decisions (a request-level one shows at its first token that runs)."""
+        """Adds the step's fresh decisions, one row per token; to be called once per decided step."""
         fresh_T, answer = decision.fresh_T, decision.decision
         if answer is None:
             return

@@ -14,7 +14,6 @@ from tokenrouter.engine.step import IntArray, PackedStep
 from tokenrouter.types import RouteTable
 
 DispatchMode = Literal["auto", "mixed", "queued"]
-DISPATCH_MODES = ("auto", "mixed", "queued")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +25,16 @@ class Work:
 
 
 class Dispatcher:
-    """Groups a step's chunks into forwards."""
+    """Groups a step's chunks into forwards.
+
+    Args:
+        table: the routes as they run; ``Route.max_wait_steps`` replaces ``max_wait_steps`` for its own tokens.
+        route_executor: per route the executor whose weights it streams most.
+        mode: see the module.
+        min_batch: decode tokens that run without waiting for more, at least 1.
+        max_wait_steps: the longest wait of a decode token, at least 0.
+        costs: of those executors; needed by ``auto`` only.
+    """
 
     def __init__(
         self,
@@ -38,16 +46,7 @@ class Dispatcher:
         max_wait_steps: int = 4,
         costs: CostModel | None = None,
     ) -> None:
-        if mode not in DISPATCH_MODES:
-            raise ValueError(
-                f"unknown dispatch {mode!r}; choose one of: {', '.join(DISPATCH_MODES)}"
-            )
-        if min_batch < 1 or max_wait_steps < 0:
-            raise ValueError(
-                f"min_batch {min_batch} must be at least 1 and max_wait_steps {max_wait_steps} at least 0"
-            )
-        if mode == "auto" and costs is None:
-            raise ValueError("dispatch=auto needs measured costs")
+        assert mode != "auto" or costs is not None, "dispatch=auto needs measured costs"
         self.mode = mode
         self.min_batch = min_batch
         self._costs = costs

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenrouter.engine.decider import Decider
+from tokenrouter.engine.decider import Decider, StepDecision
 from tokenrouter.engine.decision_log import DecisionRecorder
 from tokenrouter.engine.dispatcher import Dispatcher, Work
 from tokenrouter.engine.live import LiveRequests
@@ -18,7 +18,7 @@ from tokenrouter.routers.base import Router
 from tokenrouter.sampling_params import SamplingParams
 from tokenrouter.scheduler import Scheduler
 from tokenrouter.scheduler.request import LogitsSink
-from tokenrouter.types import StepFeedback
+from tokenrouter.types import RouteTable, StepFeedback
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +26,7 @@ class EngineParts:
     """Everything an engine is made of; ``tokenrouter.engine.build`` puts it together."""
 
     router: Router
+    route_table: RouteTable
     decider: Decider
     scheduler: Scheduler
     dispatcher: Dispatcher
@@ -39,11 +40,21 @@ class EngineParts:
 
 
 class LLMEngine:
-    """Continuous batching with a decision per token. Not thread safe: one caller adds, steps and aborts."""
+    """Continuous batching with a decision per token. Not thread safe: one caller adds, steps and aborts.
+
+    Attributes:
+        router: decides; ``step`` tells it what was done.
+        route_table: the routes that its tokens run on: the router's own, and ``high`` behind them where the pool can
+            run none of those in place of one that it lacks an executor for. ``stats`` and outputs index it.
+        scheduler, pool: the requests, and the KV slots they hold.
+        stats: counters since their last reset.
+        kv_bytes_per_slot: of one token, keys and values of all layers.
+    """
 
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
         self.router = parts.router
+        self.route_table = parts.route_table
         self.scheduler = parts.scheduler
         self.pool = parts.pool
         self.stats = parts.stats
@@ -53,7 +64,7 @@ class LLMEngine:
         """Runs one step; returns the outputs that changed.
 
         An exception of the forward reaches the caller, and the step counts as not done: no token was added, and the
-        same step may be tried again.
+        same step may be tried again. Decisions that were taken stay, and are counted and logged already.
         """
         parts, started = self._parts, time.perf_counter()
         plan = parts.scheduler.schedule()
@@ -64,6 +75,7 @@ class LLMEngine:
         scheduled = time.perf_counter()
 
         decision = parts.decider.decide(step)
+        self._record(step, decision)
         work = parts.dispatcher.dispatch(step, decision.executed_T)
         self._account_waiting(step, work, scheduled)
         result = parts.runner.run(step, work, decision.executed_T)
@@ -80,14 +92,11 @@ class LLMEngine:
         self.stats.add_forward(result.times)
         times = StepTimes(
             schedule_s=scheduled - started,
-            router_s=decision.seconds,
             executor_s=result.seconds,
             sampler_s=ended - ran_at,
             step_s=ended - started,
         )
         self.stats.record(times, live_slots=live_slots)
-        if parts.recorder is not None:
-            parts.recorder.record(step, decision)
         parts.router.observe(self._feedback(route_tokens, times.step_s))
         return outputs
 
@@ -116,7 +125,8 @@ class LLMEngine:
             stream: ``step`` hands back its state after every new token, not only at the end.
 
         Raises:
-            ValueError: duplicate id, empty or too long prompt, ids outside the vocabulary, larger than the pool.
+            ValueError: a duplicate id; a prompt that is empty, too long, larger than the pool or holds ids outside the
+                vocabulary; sampling parameters that this model cannot serve.
         """
         arrival = time.perf_counter() if arrival_s is None else arrival_s
         requests = self._parts.live.admit(
@@ -131,8 +141,7 @@ class LLMEngine:
             num_slots=self.pool.num_slots,
         )
         try:
-            for request in requests:
-                self.stats.router_s += self._parts.decider.admit(request)
+            self.stats.router_s += self._parts.decider.admit(requests)
         except Exception:
             self._parts.live.forget(request_id)
             raise
@@ -158,20 +167,27 @@ class LLMEngine:
         """The decision log, when it was asked for."""
         return self._parts.recorder
 
+    def _record(self, step: PackedStep, decision: StepDecision) -> None:
+        """Before the forward: a step that is tried again finds its tokens decided."""
+        self.stats.count_decisions(decision)
+        if self._parts.recorder is not None:
+            self._parts.recorder.record(step, decision)
+
     def _account_waiting(self, step: PackedStep, work: Work, now_s: float) -> None:
         for chunks in work.forwards:
             for c in chunks:
                 step.chunks[c].request.stop_waiting(now_s)
         for c in work.deferred:
             step.chunks[c].request.start_waiting(now_s)
-            step.chunks[c].request.waited_steps += 1
 
     def _advance(self, step: PackedStep, work: Work) -> None:
         for chunks in work.forwards:
             for c in chunks:
                 chunk = step.chunks[c]
-                chunk.request.num_computed = chunk.start + chunk.length
-                chunk.request.waited_steps = 0
+                stop = chunk.start + chunk.length
+                self.stats.reused_tokens += chunk.request.computed_up_to(stop)
+        for c in work.deferred:
+            step.chunks[c].request.waited_steps += 1
 
     def _feedback(self, route_tokens: dict[str, int], step_s: float) -> StepFeedback:
         return StepFeedback(

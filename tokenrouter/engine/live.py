@@ -25,7 +25,13 @@ from tokenrouter.scheduler.request import LogitsSink
 
 
 class LiveRequests:
-    """All unfinished requests of an engine, by id."""
+    """All unfinished requests of an engine, by id.
+
+    Args:
+        tokenizer: None: prompts are ids, and outputs have no text.
+        config: the model's.
+        executed_of: requested to executed route, for the outputs.
+    """
 
     def __init__(self, tokenizer: Any, config: ModelConfig, executed_of: IntArray) -> None:
         self._tokenizer = tokenizer
@@ -53,22 +59,16 @@ class LiveRequests:
         wants_all_logits: bool = False,
         stream: bool = True,
     ) -> list[Request]:
-        """Checks a request and makes its completions; raises ValueError and keeps nothing when it cannot run."""
-        if request_id in self._groups:
-            raise ValueError(
-                f"request id {request_id!r} is already in use by an unfinished request"
-            )
-        if wants_all_logits and (logits_sink is None or params.prompt_logprobs is not None):
-            raise ValueError(
-                "wants_all_logits needs a logits_sink, and cannot be combined with prompt_logprobs"
-            )
+        """Checks a request and makes one Request per completion; arguments as in ``LLMEngine.add_request``.
+
+        Raises:
+            ValueError: it cannot run; nothing of it is kept.
+        """
+        self._refuse_contradictions(request_id, params, logits_sink, wants_all_logits)
         ids = encode_prompt(prompt, self._tokenizer, self._config.vocab_size)
+        num_forced = None if forced_ids is None else len(forced_ids)
         max_total = longest_total(
-            len(ids),
-            params,
-            self._config.max_model_len,
-            num_slots,
-            None if forced_ids is None else len(forced_ids),
+            len(ids), params, self._config.max_model_len, num_slots, num_forced
         )
         params.check_vocab(self._config.vocab_size)
         group = RequestGroup(
@@ -91,14 +91,7 @@ class LiveRequests:
                 logits_sink=logits_sink,
                 wants_all_logits=wants_all_logits,
             )
-            if group.prompt_logprobs is not None and index == 0:
-                request.wants_all_logits, request.logits_sink = (
-                    True,
-                    self._prompt_sink(group, params),
-                )
-            completion = self._completion(request, ids)
-            group.completions.append(completion)
-            self._owner[request] = (group, completion)
+            self._add_completion(group, request)
         self._groups[request_id] = group
         return [completion.request for completion in group.completions]
 
@@ -183,6 +176,31 @@ class LiveRequests:
             self._changed.pop(group, None)
             for completion in group.completions:
                 del self._owner[completion.request]
+
+    def _refuse_contradictions(
+        self,
+        request_id: str,
+        params: SamplingParams,
+        logits_sink: LogitsSink | None,
+        wants_all_logits: bool,
+    ) -> None:
+        if request_id in self._groups:
+            raise ValueError(
+                f"request id {request_id!r} is already in use by an unfinished request"
+            )
+        if wants_all_logits and (logits_sink is None or params.prompt_logprobs is not None):
+            raise ValueError(
+                "wants_all_logits needs a logits_sink, and cannot be combined with prompt_logprobs"
+            )
+
+    def _add_completion(self, group: RequestGroup, request: Request) -> None:
+        """The first completion also hands over the prompt's logits, where they are wanted."""
+        if group.prompt_logprobs is not None and request.index == 0:
+            request.wants_all_logits = True
+            request.logits_sink = self._prompt_sink(group, request.params)
+        completion = self._completion(request, list(group.prompt_ids))
+        group.completions.append(completion)
+        self._owner[request] = (group, completion)
 
     def _completion(self, request: Request, ids: list[int]) -> Completion:
         params = request.params

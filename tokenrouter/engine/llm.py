@@ -39,7 +39,8 @@ class LLM:
         calibration_ids: token sequences on which a router with a budget sets its thresholds; None: the default text.
 
     Raises:
-        ValueError: unknown names, options outside their range, a router that the pool cannot run.
+        ValueError: unknown names; a router with a feature that does not exist where it decides, or with types of
+            tokens and a model without a tokenizer; a calibration that is impossible.
     """
 
     def __init__(
@@ -53,21 +54,19 @@ class LLM:
         options: EngineOptions | None = None,
         calibration_ids: Sequence[Sequence[int]] | None = None,
     ) -> None:
+        self.router = make_router(router) if isinstance(router, str) else router
+        self.router.check()
         self.model = (
             load_model(model, dtype=dtype, max_model_len=max_model_len)
             if isinstance(model, str)
             else model
         )
-        self.router = make_router(router) if isinstance(router, str) else router
         self.pool = (
             executors if isinstance(executors, ExecutorPool) else build_pool(executors, self.model)
         )
         self.options = options or EngineOptions()
         self.token_types = _token_types(self.model, self.router)
-        if self.router.needs_calibration:
-            calibration.calibrate(
-                self.router, self.token_types, self.model.tokenizer, calibration_ids
-            )
+        calibration.calibrate(self.router, self.token_types, self.model.tokenizer, calibration_ids)
         self.engine = build_engine(
             self.model, self.router, self.pool, self.token_types, self.options
         )

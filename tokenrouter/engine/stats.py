@@ -12,10 +12,9 @@ from tokenrouter.types import Phase
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTimes:
-    """Where one step's time went, in seconds."""
+    """Where one step's time went, in seconds, besides features and router (see ``count_decisions``)."""
 
     schedule_s: float
-    router_s: float
     executor_s: float
     sampler_s: float
     step_s: float
@@ -23,12 +22,26 @@ class StepTimes:
 
 @dataclass(slots=True)
 class EngineStats:
-    """What an engine did. ``executed_tokens[phase, route]`` and ``requested_tokens`` count every token that ran."""
+    """What an engine did.
+
+    Attributes:
+        route_names: the routes of the engine's table; the index in the three arrays.
+        decided_tokens: tokens that got their route, each once, in the step that decided it.
+        reused_tokens: tokens that ran again on the route they had (recompute after preemption).
+        peak_live_slots: most KV slots in use at once.
+        router_s: features and router.
+        executor_s: forwards and logits; ``attention_s`` and ``executor_s_by_path`` (its token-wise operators by
+            executor) are parts of it.
+        requested_tokens, executed_tokens: int64 [phase, route], every token that ran, by what the router asked for
+            and by what ran.
+        degraded_tokens: int64 [route], those that were sent to a route and ran on another.
+    """
 
     route_names: tuple[str, ...]
     steps: int = 0
     output_tokens: int = 0
     decided_tokens: int = 0
+    reused_tokens: int = 0
     num_preemptions: int = 0
     peak_live_slots: int = 0
     step_s: float = 0.0
@@ -54,6 +67,11 @@ class EngineStats:
         for name in self.__slots__:
             setattr(self, name, getattr(fresh, name))
 
+    def count_decisions(self, decision: StepDecision) -> None:
+        """Counts the step's fresh decisions and the time they took; holds also when the step fails later."""
+        self.decided_tokens += int(decision.fresh_T.sum())
+        self.router_s += decision.seconds
+
     def count_tokens(
         self, decision: StepDecision, phase_T: IntArray, ran_T: IntArray
     ) -> dict[str, int]:
@@ -66,7 +84,6 @@ class EngineStats:
         np.add.at(self.requested_tokens, (phase, requested), 1)
         np.add.at(self.executed_tokens, (phase, executed), 1)
         np.add.at(self.degraded_tokens, requested[requested != executed], 1)
-        self.decided_tokens += int(decision.fresh_T.sum())
         counts = np.bincount(executed, minlength=len(self.route_names)).tolist()
         return dict(zip(self.route_names, counts, strict=True))
 
@@ -81,7 +98,6 @@ class EngineStats:
         self.steps += 1
         self.step_s += times.step_s
         self.schedule_s += times.schedule_s
-        self.router_s += times.router_s
         self.executor_s += times.executor_s
         self.sampler_s += times.sampler_s
         self.peak_live_slots = max(self.peak_live_slots, live_slots)
@@ -95,11 +111,6 @@ class EngineStats:
     def decode_tokens(self) -> int:
         """Generated tokens that ran."""
         return int(self.executed_tokens[Phase.DECODE].sum())
-
-    @property
-    def reused_tokens(self) -> int:
-        """Tokens that ran on a decision recorded earlier."""
-        return self.prefill_tokens + self.decode_tokens - self.decided_tokens
 
     @property
     def overhead_frac(self) -> float:

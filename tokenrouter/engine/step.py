@@ -14,8 +14,9 @@ from torch import Tensor
 from tokenrouter.kvcache import KVPool
 from tokenrouter.scheduler import Chunk, StepPlan
 from tokenrouter.types import (
-    AttentionSpan,
+    AttentionBatch,
     ForwardBatch,
+    KVAccess,
     Phase,
     Route,
     RouteTable,
@@ -87,8 +88,7 @@ class ForwardBuilder:
     """Turns a group of chunks into a ForwardBatch: tokens sorted by route, slices per executor, spans per request."""
 
     def __init__(self, table: RouteTable, num_layers: int, pool: KVPool) -> None:
-        self._pool = pool
-        self._slots_BN: Tensor = torch.from_numpy(pool.slots_BN)
+        self._slots_RN: Tensor = torch.from_numpy(pool.slots_BN)
         # Per layer, the executor of each route; equal layers share one entry, so segments are built once per pattern.
         self._patterns: list[tuple[str, ...]] = [
             tuple(_executor_at(route, layer) for route in table.routes)
@@ -104,42 +104,40 @@ class ForwardBuilder:
             The ForwardBatch, and int64 rows: entry i is the forward's row of the i-th token of the group.
         """
         index_T = step.index(chunks)
-        lengths = [step.chunks[c].length for c in chunks]
-        keys = [step.chunks[c].start + step.chunks[c].length for c in chunks]
+        parts = [step.chunks[c] for c in chunks]
+        num_queries_B = np.array([part.length for part in parts])
+        query_start_B = np.array([part.start for part in parts])
+        num_keys_B = query_start_B + num_queries_B
+        row_B = np.array([part.request.row for part in parts])
         route_T = executed_T[index_T]
-        counts = np.bincount(route_T)
         # By route, so that executors get slices; within a route the longest context first, so that attention's groups
         # of similar length are slices too.
-        order_T = np.lexsort((-np.repeat(keys, lengths), route_T))
+        order_T = np.lexsort((-np.repeat(num_keys_B, num_queries_B), route_T))
         row_T = np.empty_like(order_T)
         row_T[order_T] = np.arange(len(order_T))
         sorted_T = torch.from_numpy(index_T[order_T])
         rows = torch.from_numpy(row_T)
         positions_T = step.batch.positions_T[sorted_T]
+        attention = AttentionBatch(
+            query_rows_T=rows,
+            num_queries_B=torch.from_numpy(num_queries_B),
+            query_start_B=torch.from_numpy(query_start_B),
+            row_B=torch.from_numpy(row_B),
+            num_keys_B=torch.from_numpy(num_keys_B),
+            slots_RN=self._slots_RN,
+        )
         forward = ForwardBatch(
             ids_T=step.batch.ids_T[sorted_T],
             positions_T=positions_T,
-            slots_T=self._slots_BN[step.batch.row_T[sorted_T], positions_T],
-            segments=self._segments(counts.tolist()),
-            spans=tuple(self._spans(step, chunks, rows)),
+            segments=self._segments(np.bincount(route_T).tolist()),
+            kv=(
+                KVAccess(
+                    slots_T=self._slots_RN[step.batch.row_T[sorted_T], positions_T],
+                    attention=attention,
+                ),
+            ),
         )
         return forward, rows
-
-    def _spans(self, step: PackedStep, chunks: Sequence[int], rows: Tensor) -> list[AttentionSpan]:
-        spans, offset = [], 0
-        for c in chunks:
-            chunk = step.chunks[c]
-            row, end = chunk.request.row, chunk.start + chunk.length
-            spans.append(
-                AttentionSpan(
-                    query_index_Q=rows[offset : offset + chunk.length],
-                    query_start=chunk.start,
-                    slots_K=self._slots_BN[row, :end],
-                    first_slot=self._pool.first_slot(row),
-                )
-            )
-            offset += chunk.length
-        return spans
 
     def _segments(self, counts: list[int]) -> tuple[tuple[Segment, ...], ...]:
         built: dict[tuple[str, ...], tuple[Segment, ...]] = {}

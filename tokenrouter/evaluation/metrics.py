@@ -92,9 +92,8 @@ def _routes(llm: LLM, passes: Sequence[Repeat]) -> Section:
     for s in stats:
         for path, seconds in s.executor_s_by_path.items():
             path_s[path] = path_s.get(path, 0.0) + seconds
-    table = llm.router.routes(llm.model.config.num_layers)
     section: Section = {}
-    for index, route in enumerate(table.routes):
+    for index, route in enumerate(llm.engine.route_table.routes):
         paths = sorted(route.executors)
         entry: Section = {
             "executor": "+".join(

@@ -1,25 +1,24 @@
 """Quality of a routed run: KL(reference || run), full vocabulary, teacher-forced, both phases.
 
-Forced prefill sends a window through prefill chunks; forced decode prefills its prefix and feeds
-its last tokens one by one through the serving path, several windows in one batch. The reference's
-distributions of one window are computed once and compared with every system before the next window,
-so that memory stays at one window's logits.
+Forced prefill sends a window through prefill chunks. Forced decode prefills a window up to its last
+tokens and feeds those one by one through the serving path, several windows in one batch. The
+reference's distributions of one window are computed once and compared with every system before the
+next window, so that memory stays at one window's logits.
 
 Shape letters: T rows given at once, N tokens of a window, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from tokenrouter import LLM
 from tokenrouter.evaluation.divergence import TokenScores, compare_rows, mix
-from tokenrouter.evaluation.progress import progress
+from tokenrouter.evaluation.progress import Tick, progress
 from tokenrouter.evaluation.shares import high_work
-
-Sink = Callable[[int, int, Tensor], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +31,9 @@ class QualitySettings:
         decode_tokens: last tokens of a window that forced decode feeds one by one; 0 leaves that
             phase out.
         decode_windows: how many of the windows are decoded, in one batch.
+
+    Raises:
+        ValueError: a value outside its range.
     """
 
     window_tokens: int
@@ -95,22 +97,25 @@ def measure_quality(
 
     Args:
         reference: the yardstick, e.g. float32, all high.
-        systems: what to compare, by name.
+        systems: what to compare, by name. Their engines' counters start anew.
         windows: token ids, ``settings.window_tokens`` each.
         settings: how much is compared.
+
+    Raises:
+        ValueError: no windows, or a window that an engine refuses.
     """
     collected = {name: _Collected() for name in systems}
     own, tails_TV = _Collected(), []
     decode_ids = list(windows[: settings.decode_windows]) if settings.decodes else []
-    total = len(windows) * (1 + len(systems)) + (len(systems) if decode_ids else 0)
-    with progress("quality", total) as advance:
+    total = sum(map(len, windows)) * (1 + len(systems))
+    total += sum(map(len, decode_ids)) * len(systems)
+    with progress("quality", total, unit="tokens") as advance:
         for index, window in enumerate(windows):
-            logp_NV = _reference_logp(reference, window)
+            logp_NV = _reference_logp(reference, window, partial(advance, "reference"))
             own.add(index, 0, logp_NV, logp_NV, window)
-            advance("reference")
             for name, llm in systems.items():
-                collected[name].score_prefill(llm, index, window, logp_NV)
-                advance(name)
+                tick = partial(advance, f"{name}, window {index + 1}")
+                collected[name].score_prefill(llm, index, window, logp_NV, tick)
             if index < len(decode_ids):
                 tails_TV.append(logp_NV[-settings.decode_tokens :].clone())
         high_frac = {
@@ -119,8 +124,8 @@ def measure_quality(
         prefill = {name: record.scores() for name, record in collected.items()}
         decode: dict[str, TokenScores | None] = dict.fromkeys(systems)
         for name, llm in systems.items() if decode_ids else ():
-            decode[name] = _score_decode(llm, decode_ids, tails_TV, settings.decode_tokens)
-            advance(f"{name}, decode")
+            tick = partial(advance, f"{name}, decode")
+            decode[name] = _score_decode(llm, decode_ids, tails_TV, tick)
     qualities = {
         n: Quality(prefill=prefill[n], decode=decode[n], high_frac=high_frac[n]) for n in systems
     }
@@ -133,15 +138,15 @@ def request_level_quality(
     """What a router reaches that sends whole windows high, up to ``high_frac`` of all tokens.
 
     A window is one request, so such a router's scores are all_high's on some windows and all_low's
-    on the others. The
-    window on the threshold counts as both, in proportion: the share of high tokens is met exactly
-        with few windows.
+    on the others. A run of its own would compute the same numbers again, and with a few windows it
+    could not meet the share. Here the window on the threshold counts as both, in proportion, so that
+    the share of high tokens is met exactly.
 
     Args:
         high: scores of all_high.
         low: scores of all_low.
         shares: per window its share of tokens in need of the high path; the largest go first.
-        high_frac: share of tokens that run high.
+        high_frac: share of tokens that run high, 0 to 1.
     """
     left, by_window = high_frac * len(shares), [0.0] * len(shares)
     for window in sorted(range(len(shares)), key=lambda index: -shares[index]):
@@ -153,26 +158,29 @@ def request_level_quality(
     )
 
 
-def _reference_logp(reference: LLM, window: list[int]) -> Tensor:
+def _reference_logp(reference: LLM, window: list[int], tick: Tick) -> Tensor:
     """Log-probabilities of all positions, float32 ``[N, V]``: the one large buffer."""
     logp_NV = torch.empty(len(window), reference.model.config.vocab_size)
 
     def keep(_: int, position: int, logits_TV: Tensor) -> None:
         torch.log_softmax(logits_TV, dim=-1, out=logp_NV[position : position + logits_TV.shape[0]])
+        tick(count=logits_TV.shape[0])
 
     reference.score([window], sink=keep)
     return logp_NV
 
 
 def _score_decode(
-    llm: LLM, windows: list[list[int]], tails_TV: list[Tensor], decode_tokens: int
+    llm: LLM, windows: list[list[int]], tails_TV: list[Tensor], tick: Tick
 ) -> TokenScores:
+    """Forced decode of the rows in ``tails_TV``: the reference's, float32 ``[decode tokens, V]``."""
     collected = _Collected()
-    prefix = len(windows[0]) - decode_tokens
+    prefix = len(windows[0]) - tails_TV[0].shape[0]
 
     def compare(index: int, position: int, logits_TV: Tensor) -> None:
         first = max(prefix - position, 0)  # the last prefilled token's row is not a decode row
         position, logits_TV = position + first, logits_TV[first:]
+        tick(count=logits_TV.shape[0] + (prefix if first else 0))
         if logits_TV.shape[0]:
             collected.add(
                 index, position, tails_TV[index][position - prefix :], logits_TV, windows[index]
@@ -202,11 +210,14 @@ class _Collected:
             )
         )
 
-    def score_prefill(self, llm: LLM, index: int, window: list[int], logp_NV: Tensor) -> None:
+    def score_prefill(
+        self, llm: LLM, index: int, window: list[int], logp_NV: Tensor, tick: Tick
+    ) -> None:
         """Send one window through prefill chunks."""
 
         def compare(_: int, position: int, logits_TV: Tensor) -> None:
             self.add(index, position, logp_NV[position:], logits_TV, window)
+            tick(count=logits_TV.shape[0])
 
         llm.engine.stats.reset()
         llm.score([window], sink=compare)

@@ -21,9 +21,9 @@ def high_work(llm: LLM) -> tuple[float, int]:
     """
     num_layers = llm.model.config.num_layers
     tokens_R = llm.engine.stats.executed_tokens.sum(axis=0)
-    routes = llm.router.routes(num_layers).routes
     layers_R = [
-        sum(s.stop - s.start for s in route.spans if s.executor == "high") for route in routes
+        sum(span.stop - span.start for span in route.spans if span.executor == "high")
+        for route in llm.engine.route_table.routes
     ]
     return float((tokens_R * layers_R).sum()) / num_layers, int(tokens_R.sum())
 

@@ -4,14 +4,24 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tokenrouter import LLM, EngineOptions
+from tokenrouter.engine import calibration
 from tokenrouter.evaluation.progress import progress
-from tokenrouter.evaluation.throughput import run_requests
+from tokenrouter.evaluation.throughput import num_tokens, run_requests
 from tokenrouter.executors import ExecutorPool
 from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
 from tokenrouter.models import LoadedModel
-from tokenrouter.routers import AllHighRouter, AllLowRouter, RequestLevelRouter, Router, RuleRouter
+from tokenrouter.routers import (
+    HIGH,
+    AllHighRouter,
+    AllLowRouter,
+    RequestLevelRouter,
+    Router,
+    RuleRouter,
+)
+from tokenrouter.types import Phase
 from tokenrouter.workloads import RequestSpec
 
 WARM_UP_TOKENS = 4
@@ -52,7 +62,8 @@ class SystemsBuilder:
         model, pool: shared by all systems.
         options: of every engine; static_batch changes the scheduler alone.
         requests: the workload: warms up, and calibrates request_level.
-        calibration_ids: text on which a router with a budget sets its thresholds.
+        calibration_ids: passages on which a router with a budget sets its thresholds, of other
+            documents than the requests and the evaluated windows.
     """
 
     model: LoadedModel
@@ -80,12 +91,16 @@ class SystemsBuilder:
                 once, which warms it up and measures its share of high tokens for request_level; the
                 others warm up with short outputs. Else only what quality needs is built:
                 request_level and static_batch are left out.
+
+        Raises:
+            ValueError: a router that the pool cannot run or that cannot be calibrated, or a request
+                that an engine refuses.
         """
         if isinstance(router, RequestLevelRouter):
             types = TokenTypeTable.from_tokenizer(
                 self.model.tokenizer, self.model.config.vocab_size
             )
-            calibrate_on_requests(router, types, self.requests)
+            calibrate_on_requests(router, types, self.requests, self.calibration_ids)
         chosen = self.llm(router)
         llms = {"all_high": self.llm(AllHighRouter())}
         request_router = None
@@ -103,42 +118,62 @@ class SystemsBuilder:
         self, chosen: LLM, llms: dict[str, LLM], request_router: RequestLevelRouter | None
     ) -> None:
         """Adds the systems that differ only while serving, and warms all of them up."""
-        with progress("warm-up", 5 if request_router else 3) as advance:
-            share = run_requests(chosen, self.requests).high_frac
-            advance(chosen.router.name)
-            if request_router is not None and request_router is not chosen.router:
+        short = [
+            replace(r, params=replace(r.params, max_tokens=WARM_UP_TOKENS)) for r in self.requests
+        ]
+        num_short = sum(name != chosen.router.name for name in (*llms, "static_batch"))
+        has_own_request_level = request_router is not None and request_router is not chosen.router
+        total = num_tokens(self.requests) + (num_short + has_own_request_level) * num_tokens(short)
+        with progress("warm-up", total, unit="tokens") as advance:
+            tick = partial(advance, chosen.router.name)
+            share = run_requests(chosen, self.requests, tick).high_frac
+            if request_router is not None and has_own_request_level:
                 request_router.set_target(share)
-                calibrate_on_requests(request_router, chosen.token_types, self.requests)
+                calibrate_on_requests(
+                    request_router, chosen.token_types, self.requests, self.calibration_ids
+                )
                 llms["request_level"] = self.llm(request_router)
             llms["static_batch"] = self.llm(
                 AllHighRouter(), replace(self.options, scheduler="static_batch")
             )
-            short = [
-                replace(r, params=replace(r.params, max_tokens=WARM_UP_TOKENS))
-                for r in self.requests
-            ]
             for name, llm in llms.items():
                 if name != chosen.router.name:
-                    run_requests(llm, short)
-                advance(name)
+                    run_requests(llm, short, partial(advance, name))
 
 
 def _request_router(chosen: LLM) -> RequestLevelRouter:
     """Decides per request; the chosen router says which tokens are in need, or the rules do."""
-    router = chosen.router
+    router, names = chosen.router, chosen.engine.route_table.names
     if isinstance(router, RequestLevelRouter):
         return router
-    decides = router.level == "token" and {"high", "low"} <= set(chosen.engine.stats.route_names)
-    return RequestLevelRouter(inner=router if decides else RuleRouter())
+    decides_prompts = router.level == "token" and Phase.PREFILL in router.phases
+    says_who_is_needy = decides_prompts and names[HIGH] == "high" and "low" in names
+    return RequestLevelRouter(inner=router if says_who_is_needy else RuleRouter())
 
 
 def calibrate_on_requests(
-    router: RequestLevelRouter, types: TokenTypeTable, requests: Sequence[RequestSpec]
+    router: RequestLevelRouter,
+    types: TokenTypeTable,
+    requests: Sequence[RequestSpec],
+    calibration_ids: Sequence[Sequence[int]],
 ) -> None:
-    """Set the threshold on exactly these requests, weighted by prompt and output tokens."""
-    shares = prompt_shares(router, types, [request.prompt_ids for request in requests])
-    router.calibrate_requests(
-        shares, [len(r.prompt_ids) + (r.params.max_tokens or 0) for r in requests]
+    """Set the threshold on exactly these requests, weighted by prompt and output tokens.
+
+    Args:
+        router: gets its threshold, and its inner router gets its own first where it needs one.
+        types: of the vocabulary.
+        requests: whose shares of needy prompt tokens are compared.
+        calibration_ids: passages for the inner router.
+
+    Raises:
+        ValueError: ``router`` has no target share, or there is too little to calibrate on.
+    """
+    calibration.calibrate_on_requests(
+        router,
+        types,
+        [request.prompt_ids for request in requests],
+        [len(r.prompt_ids) + (r.params.max_tokens or 0) for r in requests],
+        sequences=calibration_ids,
     )
 
 
@@ -153,7 +188,13 @@ def prompt_shares(
 def calibration_passages(
     requests: Sequence[RequestSpec], text_ids: Sequence[int], *, seed: int
 ) -> list[list[int]]:
-    """Random passages of a text, as long as requests with outputs; 12,288 tokens or more."""
+    """Random passages of a text, as long as requests with outputs; 12,288 tokens or more.
+
+    Args:
+        requests: whose lengths the passages have, in turn; shorter where the text is.
+        text_ids: the side of the text to calibrate on.
+        seed: of the draw.
+    """
     draw = random.Random(f"calibration {seed}")
     lengths = itertools.cycle([len(r.prompt_ids) + (r.params.max_tokens or 0) for r in requests])
     passages: list[list[int]] = []

@@ -4,11 +4,12 @@ import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tokenrouter import LLM
 from tokenrouter.engine import EngineStats
-from tokenrouter.evaluation.progress import progress
+from tokenrouter.evaluation.progress import Tick, progress
 from tokenrouter.evaluation.shares import high_work
 from tokenrouter.outputs import RequestMetrics, RequestOutput
 from tokenrouter.telemetry import Spread, percentiles, spread
@@ -106,20 +107,42 @@ def measure_throughput(
     num_repeats: int,
     title: str = "throughput",
 ) -> dict[str, Throughput]:
-    """Run every system ``num_repeats`` times: A B C, A B C, ... The caller has warmed them up."""
+    """Run every system ``num_repeats`` times: A B C, A B C, ... The caller has warmed them up.
+
+    Args:
+        systems: by name; their engines' counters start anew with each pass.
+        requests: the same for all.
+        num_repeats: passes of each system, at least 1.
+        title: of the progress bar.
+
+    Raises:
+        ValueError: ``num_repeats`` is below 1, or an engine refused a request.
+    """
     if num_repeats < 1:
         raise ValueError(f"evaluation.num_repeats must be at least 1, got {num_repeats}")
     passes: dict[str, list[Repeat]] = {name: [] for name in systems}
-    with progress(title, num_repeats * len(systems)) as advance:
-        for _ in range(num_repeats):
+    total = num_repeats * len(systems) * num_tokens(requests)
+    with progress(title, total, unit="tokens") as advance:
+        for repeat in range(num_repeats):
             for name, llm in systems.items():
-                passes[name].append(run_requests(llm, requests))
-                advance(name)
+                tick = partial(advance, f"{name}, pass {repeat + 1}")
+                passes[name].append(run_requests(llm, requests, tick))
     return {name: Throughput(repeats=tuple(repeats)) for name, repeats in passes.items()}
 
 
-def run_requests(llm: LLM, requests: Sequence[RequestSpec]) -> Repeat:
+def num_tokens(requests: Sequence[RequestSpec]) -> int:
+    """Prompt tokens and the most tokens that may be generated: the length of a pass's bar."""
+    return sum(len(r.prompt_ids) + (r.params.max_tokens or 0) for r in requests)
+
+
+def run_requests(llm: LLM, requests: Sequence[RequestSpec], tick: Tick | None = None) -> Repeat:
     """One pass: requests arrive at their times, the engine steps until all are done.
+
+    Args:
+        llm: its engine's counters start anew.
+        requests: to serve.
+        tick: called after each step with the prompt and generated tokens that it did, so that a
+            pass without preemption and early ends sums to ``num_tokens``.
 
     Raises:
         ValueError: the engine refused a request.
@@ -137,6 +160,8 @@ def run_requests(llm: LLM, requests: Sequence[RequestSpec]) -> Repeat:
         if engine.has_unfinished():
             finished |= {output.request_id: output for output in engine.step() if output.finished}
             steps.append(_cumulative(engine.stats, time.perf_counter() - start))
+            if tick is not None:
+                tick(count=_done_tokens(steps[-1]) - (_done_tokens(steps[-2]) if steps[1:] else 0))
         else:
             time.sleep(max(0.0, start + waiting[-1][1].arrival_s - time.perf_counter()))
     wall_s = time.perf_counter() - start
@@ -173,6 +198,10 @@ _TIMES = ("step_s", "schedule_s", "router_s", "executor_s", "sampler_s")
 
 def _cumulative(stats: EngineStats, end_s: float) -> dict[str, Any]:
     return {"end_s": end_s} | {name: getattr(stats, name) for name in (*_COUNTERS, *_TIMES)}
+
+
+def _done_tokens(row: Mapping[str, Any]) -> int:
+    return int(row["prefill_tokens"] + row["output_tokens"])
 
 
 def _per_step(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:

@@ -5,67 +5,25 @@ slice, E hidden size, O fused q, k, v outputs, A attention outputs (H D), V voca
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from tokenrouter.kernels import KernelSet
-from tokenrouter.models import LoadedModel
-
-
-class _Packed(Protocol):
-    @property
-    def weight(self) -> Tensor: ...
-
-
-P = TypeVar("P", bound=_Packed)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackedLinears(Generic[P]):
-    """The linears of all layers and lm_head, each as one kernel's packed weight."""
-
-    qkv: list[P]
-    out: list[P]
-    gate_up: list[P]
-    down: list[P]
-    lm_head: P
-
-    @classmethod
-    def of(
-        cls, model: LoadedModel, pack: Callable[[Tensor, Tensor | None], P]
-    ) -> "PackedLinears[P]":
-        """Packs every linear of ``model`` with ``pack(weight, bias)``."""
-        layers = model.weights.layers
-        return cls(
-            qkv=[pack(layer.qkv_OE, layer.qkv_bias_O) for layer in layers],
-            out=[pack(layer.out_EA, layer.out_bias_E) for layer in layers],
-            gate_up=[pack(layer.gate_up_JE, layer.gate_up_bias_J) for layer in layers],
-            down=[pack(layer.down_EI, layer.down_bias_E) for layer in layers],
-            lm_head=pack(model.weights.lm_head_VE, None),
-        )
-
-    @property
-    def weights(self) -> list[Tensor]:
-        """All packed weight tensors."""
-        packed = [*self.qkv, *self.out, *self.gate_up, *self.down, self.lm_head]
-        return [p.weight for p in packed]
+from tokenrouter.executors.packing import PackedModel
 
 
 class Executor(ABC):
     """Token-wise operators over all layers. A token's result never depends on the other tokens of the slice.
 
     Norms belong to the executor, so that a path may fold its own scales into them and leave the others untouched.
-    An implementation is one file, with ``PackedLinears`` for its weights; the decoder calls the four methods.
+    An implementation is one file, with ``PackedModel`` for its weights; the decoder calls the four methods.
     """
 
     name: str
 
-    def __init__(self, model: LoadedModel, kernels: KernelSet) -> None:
-        """Packs what it needs of ``model`` (read only)."""
-        self._kernels = kernels
+    def __init__(self, packed: PackedModel) -> None:
+        """Takes what it needs of ``packed`` (read only), which packs a format when it is first asked for."""
+        model = packed.model
+        self._kernels = packed.kernels
         self._layers = model.weights.layers
         self._final_norm_E = model.weights.final_norm_E
         self._eps = model.config.rms_norm_eps
@@ -74,15 +32,13 @@ class Executor(ABC):
         self._num_kv_heads = model.config.num_kv_heads
 
     @abstractmethod
-    def qkv(self, layer: int, hidden_TE: Tensor) -> Tensor:
+    def qkv(self, layer: int, hidden_TE: Tensor, out_TO: Tensor) -> None:
         """Input norm, fused q, k, v projection and head norms.
 
         Args:
             layer: 0 .. L-1.
             hidden_TE: the residual stream, not modified.
-
-        Returns:
-            A new ``[T, O]`` tensor: query heads, key heads, value heads side by side, before RoPE.
+            out_TO: is overwritten with query heads, key heads, value heads side by side, before RoPE.
         """
 
     @abstractmethod
@@ -102,14 +58,13 @@ class Executor(ABC):
     def packed_weights(self) -> list[Tensor]:
         """The weight tensors that every decode step of this path streams, lm_head included."""
 
-    def _norm_heads(
-        self, qkv_TO: Tensor, q_norm_D: Tensor | None, k_norm_D: Tensor | None
-    ) -> Tensor:
-        """RMS norm of each query and key head (Qwen3), in place; returns ``qkv_TO``."""
+    def _norm_heads(self, layer: int, qkv_TO: Tensor) -> None:
+        """RMS norm of each query and key head (Qwen3), in place."""
+        q_norm_D, k_norm_D = self._layers[layer].q_norm_D, self._layers[layer].k_norm_D
         if q_norm_D is None or k_norm_D is None:
-            return qkv_TO
+            return
         heads_THD = qkv_TO.unflatten(-1, (-1, self._head_dim))
         keys = slice(self._num_heads, self._num_heads + self._num_kv_heads)
         for where, weight_D in ((slice(0, self._num_heads), q_norm_D), (keys, k_norm_D)):
-            heads_THD[:, where] = self._kernels.rms_norm(heads_THD[:, where], weight_D, self._eps)
-        return qkv_TO
+            part_THD = heads_THD[:, where]
+            self._kernels.rms_norm(part_THD, weight_D, self._eps, out=part_THD)

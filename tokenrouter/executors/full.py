@@ -1,47 +1,71 @@
-"""The high path: the model's own dtype, weights packed once."""
+"""The high paths: full-precision activations, with weights in the model's own dtype or in int8.
+
+T tokens of a slice, E hidden size, O fused q, k, v outputs, A attention outputs, V vocabulary.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
 
 from torch import Tensor
 
-from tokenrouter.executors.base import Executor, PackedLinears
-from tokenrouter.kernels import KernelSet
-from tokenrouter.models import LoadedModel
+from tokenrouter.executors.base import Executor
+from tokenrouter.executors.packing import PackedLinears, PackedModel, RowBuffers
 
 
-class FullExecutor(Executor):
-    """Dense products in the dtype that the model was loaded in."""
+class FullActivationExecutor(Executor):
+    """What paths with full-precision activations share; they differ in weights and product."""
 
-    name = "full"
-
-    def __init__(self, model: LoadedModel, kernels: KernelSet) -> None:
-        super().__init__(model, kernels)
-        self._linears = PackedLinears.of(model, kernels.pack_matmul)
-
-    def qkv(self, layer: int, hidden_TE: Tensor) -> Tensor:
-        """See Executor."""
-        weights, kernels = self._layers[layer], self._kernels
-        normed_TE = kernels.rms_norm(hidden_TE, weights.input_norm_E, self._eps)
-        return self._norm_heads(
-            kernels.matmul(normed_TE, self._linears.qkv[layer]), weights.q_norm_D, weights.k_norm_D
+    def __init__(self, packed: PackedModel) -> None:
+        super().__init__(packed)
+        self._linears, self._product = self._choose(packed)
+        config, dtype = packed.model.config, packed.model.dtype
+        self._buffers = RowBuffers(
+            {
+                "normed": (config.hidden_size, dtype),
+                "gate_up": (2 * config.intermediate_size, dtype),
+                "gated": (config.intermediate_size, dtype),
+            }
         )
+
+    @abstractmethod
+    def _choose(self, packed: PackedModel) -> tuple[PackedLinears, Callable[..., Tensor]]:
+        """The weights, and the kernel that multiplies by them."""
+
+    def qkv(self, layer: int, hidden_TE: Tensor, out_TO: Tensor) -> None:
+        """See Executor."""
+        normed_TE = self._buffers.rows(hidden_TE.shape[0])["normed"]
+        norm_E = self._layers[layer].input_norm_E
+        self._kernels.rms_norm(hidden_TE, norm_E, self._eps, out=normed_TE)
+        self._product(normed_TE, self._linears.qkv[layer], out=out_TO)
+        self._norm_heads(layer, out_TO)
 
     def attention_out(self, layer: int, heads_TA: Tensor, hidden_TE: Tensor) -> None:
         """See Executor."""
-        hidden_TE.add_(self._kernels.matmul(heads_TA, self._linears.out[layer]))
+        self._product(heads_TA, self._linears.out[layer], out=hidden_TE, accumulate=True)
 
     def mlp(self, layer: int, hidden_TE: Tensor) -> None:
         """See Executor."""
-        kernels = self._kernels
-        normed_TE = kernels.rms_norm(hidden_TE, self._layers[layer].post_norm_E, self._eps)
-        gated_TI = kernels.silu_mul(kernels.matmul(normed_TE, self._linears.gate_up[layer]))
-        hidden_TE.add_(kernels.matmul(gated_TI, self._linears.down[layer]))
+        buffers, norm_E = self._buffers.rows(hidden_TE.shape[0]), self._layers[layer].post_norm_E
+        self._kernels.rms_norm(hidden_TE, norm_E, self._eps, out=buffers["normed"])
+        self._product(buffers["normed"], self._linears.gate_up[layer], out=buffers["gate_up"])
+        self._kernels.silu_mul(buffers["gate_up"], out=buffers["gated"])
+        self._product(buffers["gated"], self._linears.down[layer], out=hidden_TE, accumulate=True)
 
     def logits(self, hidden_TE: Tensor) -> Tensor:
         """See Executor."""
-        return self._kernels.matmul(
-            self._kernels.rms_norm(hidden_TE, self._final_norm_E, self._eps), self._linears.lm_head
-        )
+        normed_TE = self._kernels.rms_norm(hidden_TE, self._final_norm_E, self._eps)
+        return self._product(normed_TE, self._linears.lm_head)
 
     @property
     def packed_weights(self) -> list[Tensor]:
         """See Executor."""
         return self._linears.weights
+
+
+class FullExecutor(FullActivationExecutor):
+    """Dense products in the dtype that the model was loaded in."""
+
+    name = "full"
+
+    def _choose(self, packed: PackedModel) -> tuple[PackedLinears, Callable[..., Tensor]]:
+        return packed.dense, packed.kernels.matmul

@@ -7,10 +7,12 @@ from typing import Literal
 from tokenrouter.executors.base import Executor
 from tokenrouter.executors.full import FullExecutor
 from tokenrouter.executors.int8 import Int8Executor
+from tokenrouter.executors.int8_weight import Int8WeightExecutor
+from tokenrouter.executors.packing import PackedModel
 from tokenrouter.kernels import KernelSet, huge_pages, select
 from tokenrouter.models import LoadedModel
 
-ExecutorFactory = Callable[[LoadedModel, KernelSet], Executor]
+ExecutorFactory = Callable[[PackedModel], Executor]
 LmHead = Literal["high", "low"]
 
 
@@ -18,7 +20,7 @@ LmHead = Literal["high", "low"]
 class PoolSpec:
     """Which executor each path of a pool uses, and whose lm_head the tokens of the low path use.
 
-    A path is an Executor class, or anything that makes one of ``(model, kernels)`` (in a config: ``_target_`` with
+    A path is an Executor class, or anything that makes one of a PackedModel (in a config: ``_target_`` with
     ``_partial_: true``). Without ``low``, tokens that ask for it run high.
     """
 
@@ -35,7 +37,11 @@ class PoolSpec:
             )
 
 
-POOLS: dict[str, PoolSpec] = {"full": PoolSpec(), "int8": PoolSpec(low=Int8Executor)}
+POOLS: dict[str, PoolSpec] = {
+    "full": PoolSpec(),
+    "int8": PoolSpec(low=Int8Executor),
+    "int8_shared": PoolSpec(high=Int8WeightExecutor, low=Int8Executor),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,17 +60,25 @@ class ExecutorPool:
 
 
 def build_pool(
-    spec: PoolSpec | str, model: LoadedModel, *, kernels: KernelSet | None = None
+    spec: PoolSpec | str, model: LoadedModel, *, kernels: KernelSet | str = "auto"
 ) -> ExecutorPool:
-    """Builds the executors of ``spec`` (a PoolSpec, or the name of one in ``POOLS``) for ``model``."""
+    """Builds the executors of ``spec`` (a PoolSpec, or the name of one in ``POOLS``) for ``model``.
+
+    Args:
+        spec: executors that use the same format share its packed weights.
+        model: read only.
+        kernels: a backend, or the name of one (``tokenrouter.kernels.select``).
+    """
     if isinstance(spec, str):
         if spec not in POOLS:
             raise ValueError(f"unknown executor pool {spec!r}; choose one of: {', '.join(POOLS)}")
         spec = POOLS[spec]
-    kernels = kernels or select()
-    executors = {"high": spec.high(model, kernels)}
+    if isinstance(kernels, str):
+        kernels = select(kernels, dtype=model.dtype)
+    packed = PackedModel(model, kernels)
+    executors = {"high": spec.high(packed)}
     if spec.low is not None:
-        executors["low"] = spec.low(model, kernels)
+        executors["low"] = spec.low(packed)
     for executor in executors.values():
         huge_pages.collapse(executor.packed_weights)
     return ExecutorPool(executors=executors, lm_head=spec.lm_head, kernels=kernels)

@@ -3,7 +3,7 @@
 from tokenrouter.features.base import FeatureFn, FeatureSpec
 from tokenrouter.features.extractor import FeatureExtractor
 from tokenrouter.features.history import TokenHistory, sequence_batch
-from tokenrouter.features.static import FEATURES, feature_specs
+from tokenrouter.features.static import FEATURES, check_features, feature_specs
 from tokenrouter.features.token_types import TokenType, TokenTypeTable
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "TokenHistory",
     "TokenType",
     "TokenTypeTable",
+    "check_features",
     "feature_specs",
     "sequence_batch",
 ]

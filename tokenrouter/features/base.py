@@ -10,7 +10,7 @@ Shape letters: T tokens in a step.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
@@ -33,17 +33,21 @@ Dependency = Literal[
 - ``random``: draws that are not hashed from the tokens.
 """
 
+DecisionPoint = Literal["pre_forward"]
+"""When a router is asked. ``pre_forward``: before the token's forward."""
+DECISION_POINTS: tuple[DecisionPoint, ...] = get_args(DecisionPoint)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeatureSpec:
-    """One feature: its name, what its values mean, and the function that computes it.
+    """One feature: its name, where it exists, and the function that computes and describes it.
 
     Attributes:
         name: how a router asks for it.
         low, high: the range of its values, both ends included; infinite where it has no bound.
         phases: the phases in which it exists; it is refused elsewhere, never filled with zeros.
+        decision_points: the decision points at which it exists.
         depends_on: what the value is computed from.
-        description: one line.
         compute: ``TokenBatch``, ``TokenTypeTable`` -> float32 [T] on the batch's device.
     """
 
@@ -51,6 +55,6 @@ class FeatureSpec:
     low: float
     high: float
     phases: frozenset[Phase] = frozenset(Phase)
+    decision_points: frozenset[DecisionPoint] = frozenset(DECISION_POINTS)
     depends_on: frozenset[Dependency]
-    description: str
     compute: FeatureFn

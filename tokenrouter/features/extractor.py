@@ -9,7 +9,7 @@ import torch
 
 from tokenrouter.features.static import feature_specs
 from tokenrouter.features.token_types import TokenTypeTable
-from tokenrouter.types import RouteInput, TokenBatch
+from tokenrouter.types import Phase, RouteInput, TokenBatch
 
 
 class FeatureExtractor:
@@ -27,9 +27,20 @@ class FeatureExtractor:
         self.names = tuple(names)
         self.specs = feature_specs(self.names)
         self.token_types = token_types
+        self._absent = [(spec, p) for spec in self.specs for p in Phase if p not in spec.phases]
 
     def extract(self, batch: TokenBatch) -> RouteInput:
-        """The router's view of ``batch``; the columns of ``values_TF`` are contiguous in memory."""
+        """The router's view of ``batch``; the columns of ``values_TF`` are contiguous in memory.
+
+        Raises:
+            ValueError: ``batch`` holds tokens of a phase in which a feature does not exist.
+        """
+        for spec, phase in self._absent:
+            if (batch.phase_T == phase).any():
+                raise ValueError(
+                    f"feature {spec.name} does not exist for {phase.name.lower()} tokens: "
+                    "give only tokens of the phases that the router decides"
+                )
         if self.specs:
             columns = [spec.compute(batch, self.token_types) for spec in self.specs]
             values_TF = torch.stack(columns).t()

@@ -4,14 +4,14 @@ Shape letters: T tokens in a step, V vocabulary.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from torch import Tensor
 
-from tokenrouter.features.base import FeatureSpec
+from tokenrouter.features.base import DecisionPoint, FeatureSpec
 from tokenrouter.features.token_types import TokenType, TokenTypeTable
-from tokenrouter.types import TokenBatch
+from tokenrouter.types import Phase, TokenBatch
 
 
 def position(batch: TokenBatch, types: TokenTypeTable) -> Tensor:
@@ -50,7 +50,6 @@ _SPECS = (
         low=0,
         high=math.inf,
         depends_on=frozenset({"tokens"}),
-        description="position in the request, from 0",
         compute=position,
     ),
     FeatureSpec(
@@ -58,7 +57,6 @@ _SPECS = (
         low=-math.inf,
         high=math.inf,
         depends_on=frozenset({"tokens", "prompt_length"}),
-        description="tokens until the prompt's last one, negative for generated tokens",
         compute=distance_to_prompt_end,
     ),
     FeatureSpec(
@@ -66,7 +64,6 @@ _SPECS = (
         low=0,
         high=1,
         depends_on=frozenset({"phase"}),
-        description="1 for a token fed one at a time, 0 inside a prompt chunk",
         compute=is_decode,
     ),
     FeatureSpec(
@@ -74,7 +71,6 @@ _SPECS = (
         low=0,
         high=max(TokenType),
         depends_on=frozenset({"tokens"}),
-        description="TokenType of the id: special, newline, number, punctuation, ...",
         compute=token_type,
     ),
     FeatureSpec(
@@ -82,7 +78,6 @@ _SPECS = (
         low=0,
         high=1,
         depends_on=frozenset({"tokens"}),
-        description="1 for a capitalised word without a leading space, as after a newline",
         compute=line_start,
     ),
     FeatureSpec(
@@ -90,7 +85,6 @@ _SPECS = (
         low=0,
         high=math.inf,
         depends_on=frozenset({"tokens"}),
-        description="how often the same id came earlier in the request",
         compute=repeats,
     ),
 )
@@ -99,10 +93,41 @@ FEATURES: Mapping[str, FeatureSpec] = MappingProxyType({spec.name: spec for spec
 
 
 def feature_specs(names: Sequence[str]) -> tuple[FeatureSpec, ...]:
-    """The specs of ``names`` in that order; raises ValueError listing those that exist."""
+    """The specs of ``names`` in that order.
+
+    Raises:
+        ValueError: a name that does not exist (the message lists those that do), or one name twice.
+    """
     unknown = [name for name in names if name not in FEATURES]
     if unknown:
         raise ValueError(f"no feature {', '.join(unknown)}; features: {', '.join(FEATURES)}")
     if len(set(names)) != len(names):
         raise ValueError(f"a feature was asked for twice: {', '.join(names)}")
     return tuple(FEATURES[name] for name in names)
+
+
+def check_features(
+    names: Sequence[str], *, phases: Collection[Phase], decision_point: DecisionPoint, who: str
+) -> None:
+    """Refuses features that do not exist where they are asked for.
+
+    Args:
+        names: the features.
+        phases: the phases of the tokens that they are asked for.
+        decision_point: when they are asked for.
+        who: the router that asks, for the message.
+
+    Raises:
+        ValueError: one of them does not exist there, or not at all; the message lists the choices.
+    """
+
+    def exists(spec: FeatureSpec) -> bool:
+        return spec.phases.issuperset(phases) and decision_point in spec.decision_points
+
+    if missing := [spec.name for spec in feature_specs(names) if not exists(spec)]:
+        where = " and ".join(phase.name.lower() for phase in sorted(phases))
+        choices = [name for name, spec in FEATURES.items() if exists(spec)]
+        raise ValueError(
+            f"router {who} asks for {', '.join(missing)}, which does not exist in {where} at "
+            f"{decision_point}; features there: {', '.join(choices)}"
+        )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -64,18 +65,22 @@ class TokenTypeTable:
     types_V: Tensor
     line_start_V: Tensor
 
-    def __len__(self) -> int:
-        return self.types_V.shape[0]
-
     @classmethod
     def from_tokenizer(cls, tokenizer: Any, vocab_size: int) -> "TokenTypeTable":
         """Reads every id once (byte-level BPE and SentencePiece) and types it.
+
+        One tokenizer has one table, made when it is first asked for and kept as long as the
+        tokenizer lives; tokens added to it make a new one.
 
         Args:
             tokenizer: a transformers tokenizer.
             vocab_size: the model's; ids beyond the tokenizer's own are padding and become special.
         """
-        return cls.from_texts(vocabulary_texts(tokenizer, vocab_size))
+        of_sizes = _TABLES.setdefault(tokenizer, {})
+        sizes = len(tokenizer), vocab_size
+        if sizes not in of_sizes:
+            of_sizes[sizes] = cls.from_texts(vocabulary_texts(tokenizer, vocab_size))
+        return of_sizes[sizes]
 
     @classmethod
     def from_texts(cls, texts: Sequence[str | None]) -> "TokenTypeTable":
@@ -86,17 +91,8 @@ class TokenTypeTable:
             line_start_V=torch.tensor(is_line_start, dtype=torch.bool),
         )
 
-    def to(self, device: torch.device | str) -> "TokenTypeTable":
-        """The same table on ``device``."""
-        return TokenTypeTable(
-            types_V=self.types_V.to(device), line_start_V=self.line_start_V.to(device)
-        )
 
-    def histogram(self) -> dict[str, int]:
-        """Number of ids per type label, every type present."""
-        counts = torch.bincount(self.types_V.cpu(), minlength=len(TokenType)).tolist()
-        return {token_type.label: counts[token_type] for token_type in TokenType}
-
+_TABLES: WeakKeyDictionary[Any, dict[tuple[int, int], TokenTypeTable]] = WeakKeyDictionary()
 
 _FUNCTION_WORDS = frozenset(
     """

@@ -1,63 +1,63 @@
-"""The hot operators, one folder each, behind one signature: ``reference.py`` is torch and defines the result.
+"""The hot operators, one folder each, behind one contract (``base.KernelSet``).
 
-``select`` returns the operators as one value that is handed to executors and decoder; nothing is chosen globally.
+``reference.py`` in each folder is torch and defines the result; ``native.cpp`` is the CPU's. ``select`` returns a
+backend as one value that is handed to executors and decoder; nothing is chosen globally.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import warnings
+from functools import cache
 
-from torch import Tensor
+import torch
 
-from tokenrouter.kernels.attention import reference as attention_reference
-from tokenrouter.kernels.attention.reference import AttentionPlan
-from tokenrouter.kernels.int8_matmul import reference as int8_matmul_reference
-from tokenrouter.kernels.int8_matmul.reference import PackedInt8
-from tokenrouter.kernels.matmul import reference as matmul_reference
-from tokenrouter.kernels.matmul.reference import PackedMatmul
-from tokenrouter.kernels.quantize_rows import reference as quantize_rows_reference
-from tokenrouter.kernels.quantize_rows.reference import QuantizedRows
-from tokenrouter.kernels.rms_norm import reference as rms_norm_reference
-from tokenrouter.kernels.rope_store_kv import reference as rope_store_kv_reference
-from tokenrouter.kernels.silu_mul import reference as silu_mul_reference
+from tokenrouter.kernels.base import AttentionPlan, KernelSet, PackedWeights, QuantizedRows
+from tokenrouter.kernels.native import build
+from tokenrouter.kernels.native.kernels import DTYPES as NATIVE_DTYPES
+from tokenrouter.kernels.native.kernels import NativeKernels
+from tokenrouter.kernels.reference import ReferenceKernels
 
-__all__ = ["AttentionPlan", "KernelSet", "PackedInt8", "PackedMatmul", "QuantizedRows", "select"]
+__all__ = [
+    "BACKENDS",
+    "AttentionPlan",
+    "KernelSet",
+    "NativeKernels",
+    "PackedWeights",
+    "QuantizedRows",
+    "ReferenceKernels",
+    "select",
+]
 
-BACKENDS = ("auto", "reference")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KernelSet:
-    """One backend's operators. Signatures and shapes are documented at each ``kernels/<op>/reference.py``."""
-
-    name: str
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    pack_matmul: Callable[[Tensor, Tensor | None], PackedMatmul]
-    matmul: Callable[[Tensor, PackedMatmul], Tensor]
-    quantize_rows: Callable[[Tensor], QuantizedRows]
-    pack_int8: Callable[[Tensor, Tensor | None], PackedInt8]
-    int8_matmul: Callable[[QuantizedRows, PackedInt8], Tensor]
-    silu_mul: Callable[[Tensor], Tensor]
-    rope_store_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-    plan_attention: Callable[..., AttentionPlan]
-    attention: Callable[[Tensor, Tensor, AttentionPlan], Tensor]
+BACKENDS = ("auto", "reference", "native")
 
 
-def select(backend: str = "auto") -> KernelSet:
-    """The operators of ``backend``; raises ValueError with the choices for an unknown one."""
+def select(backend: str = "auto", *, dtype: torch.dtype = torch.bfloat16) -> KernelSet:
+    """The operators of ``backend`` for a model of ``dtype``.
+
+    ``auto`` is native where it can be built and has the dtype, else the reference, with one warning that says what is
+    missing. The first use on a machine builds the native operators, which takes about a minute.
+
+    Raises:
+        ValueError: an unknown backend (with the choices), or one that does not have the dtype.
+        NativeUnavailable: ``native`` cannot be built here; the message says why and what to do.
+    """
     if backend not in BACKENDS:
         raise ValueError(
             f"unknown kernel backend {backend!r}; choose one of: {', '.join(BACKENDS)}"
         )
-    return KernelSet(
-        name="reference",
-        rms_norm=rms_norm_reference.rms_norm,
-        pack_matmul=matmul_reference.pack,
-        matmul=matmul_reference.matmul,
-        quantize_rows=quantize_rows_reference.quantize_rows,
-        pack_int8=int8_matmul_reference.pack,
-        int8_matmul=int8_matmul_reference.int8_matmul,
-        silu_mul=silu_mul_reference.silu_mul,
-        rope_store_kv=rope_store_kv_reference.rope_store_kv,
-        plan_attention=attention_reference.plan,
-        attention=attention_reference.run,
-    )
+    if backend == "reference" or (backend == "auto" and dtype not in NATIVE_DTYPES):
+        return ReferenceKernels()
+    if dtype not in NATIVE_DTYPES:
+        raise ValueError(
+            f"the native kernels have bfloat16 and float32, not {dtype}; use kernels=reference or auto"
+        )
+    if backend == "native":
+        return NativeKernels(build.load())
+    return _native_or_reference()
+
+
+@cache
+def _native_or_reference() -> KernelSet:
+    try:
+        return NativeKernels(build.load())
+    except build.NativeUnavailable as error:
+        warnings.warn(f"kernels: the slower reference path runs, since {error}", stacklevel=3)
+        return ReferenceKernels()

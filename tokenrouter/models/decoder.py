@@ -5,23 +5,23 @@ L layers, S slots, P planes (key heads, then value heads), D head size.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from tokenrouter.kernels import AttentionPlan, KernelSet
 from tokenrouter.models.loader import LoadedModel
-from tokenrouter.types import ForwardBatch, Segment
+from tokenrouter.types import ForwardBatch
 
 
 class TokenOps(Protocol):
     """The token-wise operators of one executor: what ``tokenrouter.executors.base`` implements."""
 
-    def qkv(self, layer: int, hidden_TE: Tensor) -> Tensor:
-        """Input norm, fused projection, head norms: a new ``[T, O]``."""
+    def qkv(self, layer: int, hidden_TE: Tensor, out_TO: Tensor) -> None:
+        """Input norm, fused projection, head norms, written to ``out_TO``."""
 
     def attention_out(self, layer: int, heads_TA: Tensor, hidden_TE: Tensor) -> None:
         """Adds the output projection to ``hidden_TE`` in place."""
@@ -45,13 +45,27 @@ class ForwardTimes:
         self.by_executor[executor] = self.by_executor.get(executor, 0.0) + seconds
 
 
+class _Slice(NamedTuple):
+    """One executor's rows of the forward's buffers."""
+
+    name: str
+    ops: TokenOps
+    hidden_TE: Tensor
+    qkv_TO: Tensor
+    heads_TA: Tensor
+
+
 class Decoder:
     """Runs forwards of a Llama-family model over a KV arena."""
 
-    def __init__(self, model: LoadedModel, kernels: KernelSet) -> None:
+    def __init__(
+        self, model: LoadedModel, kernels: KernelSet, layer_groups: Sequence[int] | None = None
+    ) -> None:
+        """``layer_groups``: per layer, which of a forward's slot tables it uses; None: all share one."""
         self.config = model.config
         self._weights = model.weights
         self._kernels = kernels
+        self._groups = tuple(layer_groups or [0] * model.config.num_layers)
         self._scale = model.config.head_dim**-0.5
 
     @torch.inference_mode()
@@ -67,54 +81,60 @@ class Decoder:
         Args:
             batch: tokens sorted by route, with the segments of every layer.
             executors: token-wise operators by the names that the segments use.
-            arena_LSPD: the KV arena; its last slot is the null slot. Rows ``batch.slots_T`` are overwritten.
+            arena_LSPD: the KV arena; its last slot is the null slot. Rows of the batch's slots are overwritten.
             times: this forward's times are added to it.
 
         Returns:
             Hidden states ``[T, E]`` after the last layer, before the final norm.
         """
-        weights = self._weights
+        weights, config = self._weights, self.config
         hidden_TE = weights.embed_VE[batch.ids_T]
         cos_TD, sin_TD = weights.cos_ND[batch.positions_T], weights.sin_ND[batch.positions_T]
+        qkv_TO = hidden_TE.new_empty(len(batch), config.qkv_size)
+        q_THD = hidden_TE.new_empty(len(batch), config.num_heads, config.head_dim)
+        heads_TA = hidden_TE.new_empty(len(batch), config.num_heads * config.head_dim)
         plans = self._plan(batch, arena_LSPD)
+        pattern, slices = None, []
         for layer, segments in enumerate(batch.segments):
-            kv_SPD = arena_LSPD[layer]
-            qkv_TO = self._qkv(layer, hidden_TE, segments, executors, times)
-            started = time.perf_counter()
-            q_THD = self._kernels.rope_store_kv(qkv_TO, cos_TD, sin_TD, batch.slots_T, kv_SPD)
-            heads_TA = self._kernels.attention(q_THD, kv_SPD, plans[self.config.windows[layer]])
-            times.attention_s += time.perf_counter() - started
-            for start, stop, name in segments:
+            if segments is not pattern:
+                pattern = segments
+                slices = [
+                    _Slice(name, executors[name], hidden_TE[a:b], qkv_TO[a:b], heads_TA[a:b])
+                    for a, b, name in segments
+                ]
+            for part in slices:
                 started = time.perf_counter()
-                executors[name].attention_out(layer, heads_TA[start:stop], hidden_TE[start:stop])
-                executors[name].mlp(layer, hidden_TE[start:stop])
-                times.add(name, time.perf_counter() - started)
+                part.ops.qkv(layer, part.hidden_TE, part.qkv_TO)
+                times.add(part.name, time.perf_counter() - started)
+            started = time.perf_counter()
+            group, kv_SPD = self._groups[layer], arena_LSPD[layer]
+            slots_T = batch.kv[group].slots_T
+            self._kernels.rope_store_kv(qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, out=q_THD)
+            plan = plans[group, config.windows[layer]]
+            self._kernels.attention(q_THD, kv_SPD, plan, out=heads_TA)
+            times.attention_s += time.perf_counter() - started
+            for part in slices:
+                started = time.perf_counter()
+                part.ops.attention_out(layer, part.heads_TA, part.hidden_TE)
+                part.ops.mlp(layer, part.hidden_TE)
+                times.add(part.name, time.perf_counter() - started)
         return hidden_TE
 
-    def _plan(self, batch: ForwardBatch, arena_LSPD: Tensor) -> dict[int | None, AttentionPlan]:
-        """One plan per distinct sliding window; the arena's last slot is the null slot."""
+    def _plan(
+        self, batch: ForwardBatch, arena_LSPD: Tensor
+    ) -> dict[tuple[int, int | None], AttentionPlan]:
+        """One plan per layer group and sliding window that occur together."""
+        config = self.config
         return {
-            window: self._kernels.plan_attention(
-                batch.spans,
-                null_slot=arena_LSPD.shape[1] - 1,
+            (group, window): self._kernels.plan_attention(
+                batch.kv[group].attention,
+                num_slots=arena_LSPD.shape[1],
+                num_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
                 scale=self._scale,
                 dtype=arena_LSPD.dtype,
                 window=window,
             )
-            for window in set(self.config.windows)
+            for group, window in set(zip(self._groups, config.windows, strict=True))
         }
-
-    def _qkv(
-        self,
-        layer: int,
-        hidden_TE: Tensor,
-        segments: tuple[Segment, ...],
-        executors: Mapping[str, TokenOps],
-        times: ForwardTimes,
-    ) -> Tensor:
-        parts = []
-        for start, stop, name in segments:
-            started = time.perf_counter()
-            parts.append(executors[name].qkv(layer, hidden_TE[start:stop]))
-            times.add(name, time.perf_counter() - started)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,4 +1,4 @@
-"""Tiny models with random weights, one per family, for tests and debugging. They have every option of their family."""
+"""Tiny models with random weights, one per family, for tests and debugging."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tokenrouter.models import identity
 from tokenrouter.models.loader import LoadedModel, from_hf_model, parse_dtype
 
 _SHAPE = {
@@ -55,16 +56,26 @@ class ByteTokenizer:
 def tiny_random(
     family: str = "llama", *, dtype: str | torch.dtype = "float32", seed: int = 0, **options: Any
 ) -> LoadedModel:
-    """A four-layer model of ``family`` with seeded random weights; ``options`` override its transformers config."""
-    return from_hf_model(
-        tiny_hf(family, dtype=dtype, seed=seed, **options), ByteTokenizer(), name=f"tiny_{family}"
-    )
+    """A four-layer model of ``family`` with seeded random weights.
+
+    Args:
+        family: llama, mistral, qwen2 or qwen3.
+        dtype: bfloat16, float16 or float32. Weights are drawn in float32 and rounded to it.
+        seed: of the weights. torch's own generator is left as it was.
+        options: override the transformers config.
+
+    Raises:
+        ValueError: another family, or an option that the decoder does not have.
+    """
+    hf_model = tiny_hf(family, dtype=dtype, seed=seed, **options)
+    model_hash = identity.hash_recipe(hf_model.config, seed=seed)
+    return from_hf_model(hf_model, ByteTokenizer(), name=f"tiny_{family}", model_hash=model_hash)
 
 
 def tiny_hf(
     family: str = "llama", *, dtype: str | torch.dtype = "float32", seed: int = 0, **options: Any
 ) -> Any:
-    """The same model as transformers builds it: the yardstick in tests."""
+    """The same model as transformers builds it: the yardstick in tests. Arguments and errors as in ``tiny_random``."""
     import transformers as hf
 
     classes: dict[str, tuple[Any, Any]] = {

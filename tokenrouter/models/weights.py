@@ -1,12 +1,11 @@
 """A checkpoint's weights in the form that executors take: q, k, v fused, gate and up fused, layer by layer.
 
 E hidden size, O fused q, k, v outputs, A attention outputs (H D), J fused gate and up, I intermediate, V vocabulary,
-D head size.
+D head size, N positions.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,22 @@ from tokenrouter.models.config import ModelConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerWeights:
-    """One decoder layer. Biases and head norms are None where the family has none."""
+    """One decoder layer. Norms, linears as ``[outputs, inputs]``, and biases; all in one dtype.
+
+    Attributes:
+        input_norm_E: RMS norm before attention.
+        qkv_OE: query, key and value rows, in this order.
+        qkv_bias_O: its bias, or None.
+        q_norm_D: RMS norm of each query head (Qwen3), or None.
+        k_norm_D: RMS norm of each key head (Qwen3), or None.
+        out_EA: attention's output projection.
+        out_bias_E: its bias, or None.
+        post_norm_E: RMS norm before the MLP.
+        gate_up_JE: gate rows, then up rows.
+        gate_up_bias_J: its bias, or None.
+        down_EI: the MLP's output projection.
+        down_bias_E: its bias, or None.
+    """
 
     input_norm_E: Tensor
     qkv_OE: Tensor
@@ -34,7 +48,16 @@ class LayerWeights:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderWeights:
-    """All weights of a decoder; ``lm_head_VE`` is ``embed_VE`` itself when they are tied."""
+    """All weights of a decoder.
+
+    Attributes:
+        embed_VE: token embedding.
+        layers: from the first to the last.
+        final_norm_E: RMS norm before the head.
+        lm_head_VE: ``embed_VE`` itself when they are tied.
+        cos_ND: RoPE cosines by position.
+        sin_ND: RoPE sines by position, the first half of each row negated.
+    """
 
     embed_VE: Tensor
     layers: tuple[LayerWeights, ...]
@@ -65,7 +88,16 @@ def _cast(layer: LayerWeights, dtype: torch.dtype) -> LayerWeights:
 def from_state_dict(
     state: Mapping[str, Tensor], config: ModelConfig, rope: tuple[Tensor, Tensor]
 ) -> DecoderWeights:
-    """Fuses a transformers state dict of a supported family; raises ValueError when a tensor is missing."""
+    """Fuses a transformers state dict of a supported family.
+
+    Args:
+        state: tensors by transformers' name, all in one dtype. Those that are not fused are taken over, not copied.
+        config: geometry of the decoder.
+        rope: cosine and sine tables ``[N, D]``.
+
+    Raises:
+        ValueError: a tensor is missing, or only some of the biases that are fused are there.
+    """
     try:
         embed_VE = state["model.embed_tokens.weight"]
         head_VE = state.get("lm_head.weight", embed_VE)
@@ -86,24 +118,27 @@ def from_state_dict(
 def _layer(state: Mapping[str, Tensor], prefix: str) -> LayerWeights:
     attn, mlp = prefix + "self_attn.", prefix + "mlp."
 
-    def fuse(names: list[str], suffix: str) -> Any:
-        parts = [state.get(name + suffix) for name in names]
-        present = [part for part in parts if part is not None]
-        return torch.cat(present) if len(present) == len(parts) else None
+    def bias(names: list[str]) -> Tensor | None:
+        present = [name + "bias" for name in names if name + "bias" in state]
+        if present and len(present) < len(names):
+            raise ValueError(
+                f"the checkpoint has only {', '.join(present)} of the {len(names)} biases that are added together"
+            )
+        return torch.cat([state[name] for name in present]) if present else None
 
     qkv = [attn + "q_proj.", attn + "k_proj.", attn + "v_proj."]
     gate_up = [mlp + "gate_proj.", mlp + "up_proj."]
     return LayerWeights(
         input_norm_E=state[prefix + "input_layernorm.weight"],
         qkv_OE=torch.cat([state[name + "weight"] for name in qkv]),
-        qkv_bias_O=fuse(qkv, "bias"),
+        qkv_bias_O=bias(qkv),
         q_norm_D=state.get(attn + "q_norm.weight"),
         k_norm_D=state.get(attn + "k_norm.weight"),
         out_EA=state[attn + "o_proj.weight"],
         out_bias_E=state.get(attn + "o_proj.bias"),
         post_norm_E=state[prefix + "post_attention_layernorm.weight"],
         gate_up_JE=torch.cat([state[name + "weight"] for name in gate_up]),
-        gate_up_bias_J=fuse(gate_up, "bias"),
+        gate_up_bias_J=bias(gate_up),
         down_EI=state[mlp + "down_proj.weight"],
         down_bias_E=state.get(mlp + "down_proj.bias"),
     )

@@ -1,7 +1,6 @@
 """LEVEL 1: which route each token takes. Routers see features, never weights or KV.
 
 ``conf/router`` is the registry of the command line; ``make_router`` gives the same set by name.
-set by name.
 """
 
 from tokenrouter.routers.all_high import AllHighRouter

@@ -14,6 +14,11 @@ class AllHighRouter(Router):
         """None."""
         return {}
 
+    @property
+    def only_route(self) -> int:
+        """High."""
+        return HIGH
+
     def route(self, inputs: RouteInput) -> RoutingDecision:
         """Route high, no score."""
         return RoutingDecision.constant(HIGH, len(inputs), "all tokens high", inputs.ids_T.device)

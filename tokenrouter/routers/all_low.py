@@ -14,6 +14,11 @@ class AllLowRouter(Router):
         """None."""
         return {}
 
+    @property
+    def only_route(self) -> int:
+        """Low."""
+        return LOW
+
     def route(self, inputs: RouteInput) -> RoutingDecision:
         """Route low, no score."""
         return RoutingDecision.constant(LOW, len(inputs), "all tokens low", inputs.ids_T.device)

@@ -11,14 +11,13 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, final
 
-from tokenrouter.features import feature_specs
-from tokenrouter.features.base import Dependency
+from tokenrouter.features import check_features, feature_specs
+from tokenrouter.features.base import DECISION_POINTS, DecisionPoint, Dependency
 from tokenrouter.types import Phase, Route, RouteInput, RouteTable, RoutingDecision, StepFeedback
 
 Level = Literal["token", "request"]
-DecisionPoint = Literal["pre_forward"]
 HIGH, LOW = 0, 1
 """Indices into the default RouteTable."""
 
@@ -45,8 +44,9 @@ class Router(ABC):
     Attributes:
         name: what the router is called in configs, tables and logs.
         level: ``token`` or ``request``.
-        decision_point: when it is asked. ``pre_forward``: before the token's forward.
-        phases: the phases whose tokens it can decide.
+        decision_point: when it is asked; see ``DecisionPoint``.
+        phases: the phases whose tokens it decides. It is not asked about the others, which take
+            route 0.
         features: the features it needs, the columns of ``RouteInput.values_TF`` in this order.
     """
 
@@ -91,6 +91,32 @@ class Router(ABC):
         """The routes to choose from; by default ``high`` and ``low``, on the executors so named."""
         names = ("high", "low")
         return RouteTable(routes=tuple(Route.uniform(name, name, num_layers) for name in names))
+
+    @property
+    def only_route(self) -> int | None:
+        """The index that every answer is, whatever the tokens; None where answers may differ.
+
+        An engine then spares itself what only a choice needs, such as measured costs.
+        """
+        return None
+
+    @final
+    def check(self) -> None:
+        """Refuses what this router declares and cannot be had, by name and with the choices.
+
+        Raises:
+            ValueError: a decision point that no engine has; a feature that does not exist, or not
+                in the router's phases (for level ``request``: in prefill) or at its decision point.
+        """
+        if self.decision_point not in DECISION_POINTS:
+            raise ValueError(
+                f"router {self.name} has the decision point {self.decision_point!r}; "
+                f"decision points: {', '.join(DECISION_POINTS)}"
+            )
+        phases = frozenset({Phase.PREFILL}) if self.level == "request" else self.phases
+        check_features(
+            self.features, phases=phases, decision_point=self.decision_point, who=self.name
+        )
 
     @property
     def needs_calibration(self) -> bool:

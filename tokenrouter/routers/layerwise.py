@@ -24,6 +24,11 @@ class LayerwiseRouter(Router):
         """The layers as given."""
         return {"high_layers": self.high_layers}
 
+    @property
+    def only_route(self) -> int:
+        """The map."""
+        return 0
+
     def routes(self, num_layers: int) -> RouteTable:
         """One route; raises ValueError when a layer does not exist."""
         wrong = [layer for layer in self.high_layers if not -num_layers <= layer < num_layers]

@@ -4,7 +4,7 @@ Shape letters: T tokens in a step.
 """
 
 from tokenrouter.features.base import Dependency
-from tokenrouter.routers.base import Router
+from tokenrouter.routers.base import HIGH, LOW, Router
 from tokenrouter.routers.budget import check_frac
 from tokenrouter.routers.draws import DRAW_LEVELS, draw_levels
 from tokenrouter.types import RouteInput, RoutingDecision
@@ -39,6 +39,11 @@ class RandomRouter(Router):
     def depends_on(self) -> frozenset[Dependency]:
         """The token prefix alone, as the draws are hashed from it."""
         return frozenset({"tokens"})
+
+    @property
+    def only_route(self) -> int | None:
+        """High at a share of 1, low at 0."""
+        return {1.0: HIGH, 0.0: LOW}.get(self.high_frac)
 
     def route(self, inputs: RouteInput) -> RoutingDecision:
         """High where the draw is among the top ``high_frac``; the score is the draw, in [0, 1)."""

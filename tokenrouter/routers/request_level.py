@@ -1,8 +1,9 @@
 """One path for a whole request: what token granularity is worth, and the mode to roll back to.
 
-Shape letters: T tokens, B requests.
+Shape letters: T tokens, P those of them that belong to prompts, B requests.
 """
 
+import copy
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -15,6 +16,7 @@ from tokenrouter.routers.budget import check_frac
 from tokenrouter.routers.rule import RuleRouter
 from tokenrouter.types import Phase, RouteInput, RoutingDecision
 
+_MANY_LAYERS = 1024  # deeper than any model: a fixed layer map names its routes then too
 _REASONS = ("many needy tokens in the prompt", "few needy tokens in the prompt")
 
 
@@ -25,17 +27,23 @@ class RequestLevelRouter(Router):
     requests is nearest to ``high_frac``: the token router's budget, spent on whole requests.
 
     Args:
-        inner: the token router that says which tokens are needy; None: ``RuleRouter()``.
+        inner: the token router that says which tokens are needy; None: ``RuleRouter()``. One that
+            needs calibration is copied: it gets thresholds for prompts alone here, with which it
+            could not serve as a token router.
         high_frac: share of all tokens that should be high; None: to be given by ``set_target``.
+
+    Raises:
+        ValueError: ``inner`` does not decide per token, not in prompts, or its route 0 is not
+            ``high``; ``high_frac`` is outside 0 to 1.
     """
 
     name = "request_level"
     level = "request"
 
     def __init__(self, inner: Router | None = None, high_frac: float | None = None) -> None:
-        self.inner = RuleRouter() if inner is None else inner
-        if self.inner.level != "token":
-            raise ValueError(f"inner router {self.inner.name!r} does not decide per token")
+        inner = RuleRouter() if inner is None else inner
+        _check_inner(inner)
+        self.inner = copy.deepcopy(inner) if inner.needs_calibration else inner
         self.high_frac = None if high_frac is None else check_frac("high_frac", high_frac)
         self.threshold: float | None = None
         self.features = self.inner.features
@@ -53,8 +61,8 @@ class RequestLevelRouter(Router):
 
     @property
     def needs_calibration(self) -> bool:
-        """True until a threshold was calibrated for the current target."""
-        return self.threshold is None
+        """True until there is a threshold for the current target, and the inner router has its own."""
+        return self.threshold is None or self.inner.needs_calibration
 
     def set_target(self, high_frac: float) -> None:
         """Sets the share of tokens that should be high; the router must then be calibrated."""
@@ -64,7 +72,8 @@ class RequestLevelRouter(Router):
     def calibrate(self, inputs: Sequence[RouteInput]) -> None:
         """Calibrates on whole requests: shares of their prompts, weighted by their tokens.
 
-        Tokens of phase decode count as the request's output: they weigh, but are not looked at.
+        Tokens of phase decode count as the request's output: they weigh, but the threshold does not
+        look at them. An inner router that is not calibrated yet is, on the same tokens.
         """
         self._target()
         if self.inner.needs_calibration:
@@ -134,10 +143,34 @@ class RequestLevelRouter(Router):
         return self.high_frac
 
     def _shares(self, inputs: RouteInput) -> tuple[Tensor, Tensor]:
-        """Shares of the distinct rows (float64 [B], rows ascending); per token its index there."""
+        """Shares of the distinct rows (float64 [B], rows ascending); per token its index there.
+
+        The inner router is asked about prompt tokens alone.
+        """
         row_B, index_T = inputs.row_T.unique(return_inverse=True)
-        in_prompt_T = inputs.phase_T == Phase.PREFILL
-        is_needy_T = (self.inner.route(inputs).route_T == HIGH) & in_prompt_T
-        needy_B = torch.bincount(index_T, is_needy_T.double(), minlength=len(row_B))
-        prompt_B = torch.bincount(index_T, in_prompt_T.double(), minlength=len(row_B))
+        in_prompt_P = (inputs.phase_T == Phase.PREFILL).nonzero().flatten()
+        prompts = inputs if len(in_prompt_P) == len(inputs) else _select(inputs, in_prompt_P)
+        is_needy_P = self.inner.route(prompts).route_T == HIGH
+        of_prompt_P = index_T[in_prompt_P]
+        needy_B = torch.bincount(of_prompt_P, is_needy_P.double(), minlength=len(row_B))
+        prompt_B = torch.bincount(of_prompt_P, minlength=len(row_B))
         return needy_B / prompt_B.clamp_min(1), index_T
+
+
+def _check_inner(inner: Router) -> None:
+    if inner.level != "token":
+        raise ValueError(f"inner router {inner.name!r} does not decide per token")
+    if Phase.PREFILL not in inner.phases:
+        raise ValueError(f"inner router {inner.name!r} does not decide prompt tokens")
+    names = inner.routes(_MANY_LAYERS).names
+    if names[HIGH] != "high":
+        raise ValueError(
+            f"inner router {inner.name!r} has the routes {', '.join(names)}; the first must be "
+            "'high', the route of needy tokens: take a router that chooses between high and low"
+        )
+
+
+def _select(inputs: RouteInput, index_P: Tensor) -> RouteInput:
+    """The tokens at ``index_P``, in that order."""
+    columns = {name: getattr(inputs, name) for name in inputs.__slots__ if name != "names"}
+    return RouteInput(names=inputs.names, **{k: v[index_P] for k, v in columns.items()})

@@ -2,7 +2,7 @@
 
 from tokenrouter.scheduler.base import Chunk, Scheduler, StepPlan
 from tokenrouter.scheduler.fcfs import FCFSScheduler
-from tokenrouter.scheduler.request import UNDECIDED, Request
+from tokenrouter.scheduler.request import UNDECIDED, Request, RequestDecision
 from tokenrouter.scheduler.static_batch import StaticBatchScheduler
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Chunk",
     "FCFSScheduler",
     "Request",
+    "RequestDecision",
     "Scheduler",
     "StaticBatchScheduler",
     "StepPlan",

@@ -1,8 +1,7 @@
 """The contract of a scheduling policy and what it answers.
 
 A policy decides which requests run in a step and how many of their tokens; it never looks at routes, weights or
-features. Adding one is a class here, a line in
-``tokenrouter.engine.build`` and a file in conf/scheduler.
+features. Adding one is a class here, a name and a line in ``tokenrouter.engine.build``, and a file in conf/scheduler.
 """
 
 from abc import ABC, abstractmethod
@@ -35,6 +34,13 @@ class Scheduler(ABC):
 
     Guarantees: the tokens of a plan never exceed ``max_num_batched_tokens``; every chunk has its slots; a request that
     fits the pool alone always gets to run.
+
+    Attributes:
+        pool: gives rows and slots.
+        max_num_seqs: requests that run at once, at most.
+        max_num_batched_tokens: tokens of a plan, at most; at least ``max_num_seqs``.
+        waiting: requests without a row, the next one first.
+        running: requests with a row, the oldest first.
     """
 
     def __init__(self, *, pool: KVPool, max_num_seqs: int, max_num_batched_tokens: int) -> None:

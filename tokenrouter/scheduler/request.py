@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,17 @@ UNDECIDED = -1
 LogitsSink = Callable[[int, Tensor], None]
 
 
+class RequestDecision(NamedTuple):
+    """What a router that works per request answered: the same for every token of the request."""
+
+    route: int
+    score: float
+    reason: str
+
+
 @dataclass(slots=True, eq=False)
 class Request:
-    """A completion in flight. ``history`` holds prompt and output; tokens below ``num_computed`` have their KV.
+    """A completion in flight; array names end in N, its positions.
 
     Attributes:
         request_id: unique in the engine.
@@ -28,9 +37,21 @@ class Request:
         forced_ids: teacher forcing: after the prompt these ids are fed instead of sampled ones.
         logits_sink: called with (position, logits) for every position whose logits were asked for.
         wants_all_logits: logits of every position, not only of the last.
-        requested_N: the router's decision per position, UNDECIDED where there is none yet.
+        arrival_s: when it came, on the clock of ``time.perf_counter``; all times are on it.
+        index: its number among the completions of one prompt.
+        num_computed: tokens below it have their KV; preemption sets it back to 0.
+        num_run: tokens below it have run at least once; never falls.
         num_handed: positions below it had their logits handed to the sink.
+        row: its row in the pool's slot table, -1 while it has none.
         waited_steps: steps that the current decode token has spent in its route's queue.
+        finished: it has ended; a static batch may still hold its slots.
+        first_scheduled_s: when it first ran, NaN before.
+        queue_s: seconds in which it could not run, up to the last time it did.
+        waiting_since_s: since when it cannot run, None while it can.
+        num_preemptions: how often it lost its slots.
+        token_times_s: when each of its generated tokens came.
+        decision: the answer for all of its tokens, where the router works per request.
+        requested_N: the router's decision per position (int16), UNDECIDED where there is none yet.
     """
 
     request_id: str
@@ -44,6 +65,7 @@ class Request:
     logits_sink: LogitsSink | None = None
     wants_all_logits: bool = False
     num_computed: int = 0
+    num_run: int = 0
     num_handed: int = 0
     row: int = -1
     waited_steps: int = 0
@@ -53,6 +75,7 @@ class Request:
     waiting_since_s: float | None = None
     num_preemptions: int = 0
     token_times_s: list[float] = field(default_factory=list)
+    decision: RequestDecision | None = None
     requested_N: NDArray[np.int16] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,15 +93,16 @@ class Request:
         return len(self.history) - self.num_computed
 
     @property
-    def output_ids(self) -> list[int]:
-        """Tokens after the prompt."""
-        ids: list[int] = self.history.ids[self.prompt_len : len(self.history)].tolist()
-        return ids
-
-    @property
     def decoding(self) -> bool:
         """Whether the next token to compute is the last one known, and not part of the prompt."""
         return self.num_uncomputed == 1 and self.num_computed >= self.prompt_len
+
+    def computed_up_to(self, stop: int) -> int:
+        """Notes that the tokens below ``stop`` have their KV; returns how many of the new ones had run before."""
+        num_again = max(min(self.num_run, stop) - self.num_computed, 0)
+        self.num_computed, self.num_run = stop, max(self.num_run, stop)
+        self.waited_steps = 0
+        return num_again
 
     def hand_over(self, start: int, logits_RV: Tensor) -> None:
         """Gives the sink the logits of positions ``start`` and on, each position once: not again in a recompute."""
@@ -88,7 +112,7 @@ class Request:
             self.num_handed = start + len(logits_RV)
 
     def start_waiting(self, now_s: float | None = None) -> None:
-        """From now on the request could not run."""
+        """From now (seconds on the request's clock; None: this moment) the request cannot run."""
         if self.waiting_since_s is None:
             self.waiting_since_s = time.perf_counter() if now_s is None else now_s
 

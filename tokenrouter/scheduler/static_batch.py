@@ -9,10 +9,14 @@ class StaticBatchScheduler(FCFSScheduler):
     """Admits ``batch_size`` requests when none is left, and frees a batch's slots when its last request is done.
 
     Execution stays free of padding and uses the same kernels, so the difference to FCFS is the scheduling alone.
+
+    Args:
+        pool, max_num_seqs, max_num_batched_tokens: see Scheduler.
+        batch_size: requests of a batch, 1 to ``max_num_seqs``.
     """
 
     def __init__(
-        self, *, pool: KVPool, max_num_seqs: int, max_num_batched_tokens: int, batch_size: int = 8
+        self, *, pool: KVPool, max_num_seqs: int, max_num_batched_tokens: int, batch_size: int
     ) -> None:
         super().__init__(
             pool=pool, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from tokenrouter import EngineOptions
 from tokenrouter.models import LoadedModel, load_model, tiny_random
-from tokenrouter.workloads import text_hash
+from tokenrouter.workloads import calibration_documents, evaluation_documents, text_hash
 
 
 def pretrained(
@@ -33,9 +33,27 @@ def load(cfg: DictConfig, dtype: str) -> LoadedModel:
     return model
 
 
+class Sides(NamedTuple):
+    """Documents to set thresholds on, and those to evaluate and to cut prompts from."""
+
+    calibration: list[str]
+    evaluation: list[str]
+
+
+def split_documents(documents: Sequence[str]) -> Sides:
+    """Both sides of ``documents``; raises ValueError when there are too few for two."""
+    return Sides(calibration_documents(documents), evaluation_documents(documents))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Text:
-    """The text that is evaluated and that prompts are cut from."""
+    """One side of a text.
+
+    Attributes:
+        name: of its source.
+        ids: its token ids, without special tokens.
+        hash: of its documents, for provenance.
+    """
 
     name: str
     ids: list[int]

@@ -18,7 +18,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tokenrouter.tasks.tracking import TrackedRun
+from tokenrouter.tasks.tracking import TrackedRun, run_name
 from tokenrouter.telemetry import RunFolder, reset_peak_process_bytes
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,8 @@ def open_job(
         config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
         folder.write_config(OmegaConf.to_yaml(cfg, resolve=True), overrides)
         _prepare_process(cfg)
-        with instantiate(cfg.logger).open(path, config=config, name=name, group=group) as run:
+        tracker = instantiate(cfg.logger)
+        with tracker.open(path, config=config, name=run_name(name), group=group) as run:
             yield Job(cfg=cfg, folder=folder, run=run)
     except BaseException as error:
         folder.fail(error)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from hydra.utils import instantiate
@@ -10,6 +11,7 @@ from omegaconf import DictConfig
 
 from tokenrouter import LLM
 from tokenrouter.evaluation import plots
+from tokenrouter.evaluation.progress import progress
 from tokenrouter.evaluation.quality import (
     Quality,
     QualityReport,
@@ -25,7 +27,12 @@ from tokenrouter.evaluation.systems import (
     calibration_passages,
     prompt_shares,
 )
-from tokenrouter.evaluation.throughput import Throughput, measure_throughput, run_requests
+from tokenrouter.evaluation.throughput import (
+    Throughput,
+    measure_throughput,
+    num_tokens,
+    run_requests,
+)
 from tokenrouter.executors import build_pool
 from tokenrouter.models import LoadedModel
 from tokenrouter.tasks import build, report
@@ -88,27 +95,33 @@ def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
     options, spec = build.engine_options(cfg), instantiate(cfg.executor)
     router, workload = instantiate(cfg.router), instantiate(cfg.workload)
     source = instantiate(cfg.data)
-    documents = source.documents()
+    sides = build.split_documents(source.documents())
     settings = quality_settings(cfg) if score else None
-    log.info("loading %s", cfg.model.name)
-    model = build.load(cfg, dtype=cfg.evaluation.reference_dtype if score else cfg.model.dtype)
-    reference, model = (model if score else None), model.astype(cfg.model.dtype)
-    text = build.encode_text(source.name, documents, model.tokenizer)
-    requests = workload.requests(build.encoder(model.tokenizer), text.ids)
-    builder = SystemsBuilder(
-        model=model,
-        pool=build_pool(spec, model),
-        options=options,
-        requests=requests,
-        calibration_ids=calibration_passages(requests, text.ids, seed=cfg.seed),
-    )
-    texts = windows(text.ids, settings.window_tokens, settings.num_windows) if settings else []
+    with progress("set-up", 4, unit="stages") as advance:
+        model = build.load(cfg, dtype=cfg.evaluation.reference_dtype if score else cfg.model.dtype)
+        reference, model = (model if score else None), model.astype(cfg.model.dtype)
+        advance("model")
+        text = build.encode_text(source.name, sides.evaluation, model.tokenizer)
+        held_out = build.encode_text(source.name, sides.calibration, model.tokenizer)
+        requests = workload.requests(build.encoder(model.tokenizer), text.ids)
+        texts = windows(text.ids, settings.window_tokens, settings.num_windows) if settings else []
+        advance("text")
+        builder = SystemsBuilder(
+            model=model,
+            pool=build_pool(spec, model, kernels=cfg.kernels.backend),
+            options=options,
+            requests=requests,
+            calibration_ids=calibration_passages(requests, held_out.ids, seed=cfg.seed),
+        )
+        advance("executors")
+        systems = builder.build(router, serve=serve)
+        advance("systems")
     return Setup(
         text=text,
         windows=texts,
         requests=requests,
         builder=builder,
-        systems=builder.build(router, serve=serve),
+        systems=systems,
         reference=reference,
         settings=settings,
     )
@@ -183,9 +196,15 @@ def draw(
         return []
     last, names = served[systems.chosen].repeats[-1], systems.chosen_llm.engine.stats.route_names
     shares = route_shares(last.outputs, names, systems.chosen_llm.token_types)
-    drawn = [plots.plot_routes(shares, names, folder / "routes.png")]
-    if any(row.kl_mean_nats is not None for row in rows.values()):
-        drawn.insert(0, plots.plot_tradeoff(list(rows.values()), folder / "tradeoff.png", caption))
+    has_loss = any(row.kl_mean_nats is not None for row in rows.values())
+    drawn = []
+    with progress("plots", 1 + has_loss, unit="figures") as advance:
+        if has_loss:
+            tradeoff = plots.plot_tradeoff(list(rows.values()), folder / "tradeoff.png", caption)
+            drawn.append(tradeoff)
+            advance(tradeoff.name)
+        drawn.append(plots.plot_routes(shares, names, folder / "routes.png"))
+        advance(drawn[-1].name)
     return drawn
 
 
@@ -194,7 +213,9 @@ def log_decisions(setup: Setup, path: Path) -> None:
     builder = setup.builder
     router = setup.systems.chosen_llm.router
     llm = builder.llm(router, replace(builder.options, log_decisions=True))
-    run_requests(llm, setup.requests)
+    total = num_tokens(setup.requests)
+    with progress("decision log", total, unit="tokens") as advance:
+        run_requests(llm, setup.requests, partial(advance, router.name))
     recorder = llm.engine.decisions
     assert recorder is not None
     decisions = DecisionLog(

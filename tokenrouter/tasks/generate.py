@@ -7,6 +7,7 @@ from omegaconf import DictConfig
 
 from tokenrouter import LLM, RequestOutput, SamplingParams
 from tokenrouter.evaluation.metrics import serving_sections, throughput_section
+from tokenrouter.evaluation.progress import progress
 from tokenrouter.evaluation.throughput import Repeat, Throughput, make_repeat
 from tokenrouter.executors import build_pool
 from tokenrouter.tasks import build
@@ -20,8 +21,13 @@ def run(job: Job) -> None:
     router, spec = instantiate(cfg.router), instantiate(cfg.executor)
     options = build.engine_options(cfg)
     params = SamplingParams(**cfg.sampling)
-    model = build.load(cfg, cfg.model.dtype)
-    llm = LLM(model, router=router, executors=build_pool(spec, model), options=options)
+    with progress("set-up", 3, unit="stages") as advance:
+        model = build.load(cfg, cfg.model.dtype)
+        advance("model")
+        pool = build_pool(spec, model, kernels=cfg.kernels.backend)
+        advance("executors")
+        llm = LLM(model, router=router, executors=pool, options=options)
+        advance("engine")
     extra = {"executors": llm.pool.description}
     provenance = collect_provenance(
         seed=cfg.seed, model=model.name, model_hash=model.model_hash, extra=extra
@@ -47,7 +53,11 @@ def _prompt(llm: LLM, cfg: DictConfig) -> str | list[int]:
 
 
 def _stream(llm: LLM, prompt: str | list[int], params: SamplingParams) -> Repeat:
-    """Prints the text as it comes; raises ValueError when the prompt is refused."""
+    """Prints the text as it comes, which shows the progress.
+
+    Raises:
+        ValueError: the prompt is refused.
+    """
     llm.engine.stats.reset()
     start = time.perf_counter()
     last: RequestOutput | None = None

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 HIGH_OVERHEAD_FRAC = 0.10
+REQUEST_LEVEL_NOTE = (
+    "request_level's KL, perplexity and top-1 are computed, not run: a window is one request, so "
+    "they are all_high's on the neediest windows and all_low's on the others, mixed to the "
+    "router's share of high tokens in the text."
+)
 FOUR_BIT_NOTE = (
     "This model's weights come from a 4-bit file and lie on its grid: results of weight "
     "quantisation are flattered, those of activations are not."
@@ -57,16 +62,14 @@ def _quality_notes(cfg: DictConfig, text: str, scored: QualityReport) -> list[st
     line = (
         f"KL(reference || run) in mnat per token, reference {evaluation.reference_dtype}, all high "
         f"(perplexity {scored.reference.ppl:.3f}): forced prefill of {evaluation.num_windows} "
-        f"windows of {evaluation.window_tokens:,} tokens of {text}"
+        f"windows of {evaluation.window_tokens:,} tokens of {text}, of other documents than those that "
+        "thresholds are set on"
     )
     if scores.decode is not None:
         line += f"; forced decode of {len(scores.decode):,} of these tokens"
     lines = [f"{line}."]
     if "request_level" in scored.systems:
-        lines.append(
-            "request_level's quality: whole windows as all_high or all_low, mixed to the share of "
-            "the router."
-        )
+        lines.append(REQUEST_LEVEL_NOTE)
     return lines
 
 

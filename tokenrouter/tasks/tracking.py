@@ -3,6 +3,7 @@
 The run folder is the source of truth; a tracker gets a copy.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenrouter.telemetry.runfolder import leaves
+
+MAX_NAME = 96
+
+
+def run_name(job: str) -> str:
+    """A job's name on one line of at most ``MAX_NAME`` characters.
+
+    What is cut off is replaced by a short hash of the whole name, so that jobs that differ at the
+    end keep different names.
+    """
+    line = " ".join(job.split())
+    if len(line) <= MAX_NAME:
+        return line
+    ending = f"... {hashlib.sha256(job.encode()).hexdigest()[:8]}"
+    return line[: MAX_NAME - len(ending)] + ending
 
 
 class TrackedRun(ABC):

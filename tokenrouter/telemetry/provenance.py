@@ -13,6 +13,8 @@ import torch
 PACKAGES = (
     "torch",
     "transformers",
+    "tokenizers",
+    "gguf",
     "numpy",
     "triton",
     "hydra-core",
@@ -27,7 +29,19 @@ _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provenance:
-    """What must be known to repeat a run; ``commit`` and ``dirty`` are None outside a checkout."""
+    """What must be known to repeat a run.
+
+    Attributes:
+        commit: of the checkout, or None outside one.
+        dirty: whether the tree differed from it; None where that is not known.
+        versions: of Python and of the packages that results depend on, those that are installed.
+        hardware: processor, its instruction sets and number, memory in bytes, platform, accelerators.
+        num_threads: torch's threads.
+        seed: the run's seed.
+        model: the model's name.
+        model_hash: identity of what was loaded, see ``tokenrouter.models.LoadedModel``.
+        extra: further facts by name.
+    """
 
     commit: str | None
     dirty: bool | None
@@ -48,7 +62,8 @@ class Provenance:
         """For the foot of a table, e.g. ``commit 1a2b3c4d+changes``, or ``no commit``."""
         if self.commit is None:
             return "no commit"
-        return f"commit {self.commit[:8]}" + ("+changes" if self.dirty else "")
+        state = {True: "+changes", False: "", None: " (changes unknown)"}
+        return f"commit {self.commit[:8]}" + state[self.dirty]
 
     @property
     def hardware_label(self) -> str:
@@ -71,7 +86,7 @@ def collect_provenance(
     Args:
         seed: the run's seed.
         model: the model's name.
-        model_hash: hash of its weights.
+        model_hash: identity of what was loaded.
         extra: further facts, e.g. the hash of the evaluated text.
         root: folder to look for the git checkout in.
     """
@@ -90,7 +105,9 @@ def collect_provenance(
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:
-    """Commit and whether anything differs from it; (None, None) where ``root`` is no checkout.
+    """Commit and whether anything differs from it; (None, None) where ``root`` is no checkout of this package.
+
+    The second is None too where git could not say, e.g. ran into its time limit of 20 s.
 
     A package folder that merely lies inside another repository (a virtual environment in it, say)
     does not count: its files are not tracked there.
@@ -99,7 +116,8 @@ def git_state(root: Path) -> tuple[str | None, bool | None]:
     commit = _git(root, "rev-parse", "HEAD")
     if not tracked or not commit:
         return None, None
-    return commit, bool(_git(root, "status", "--porcelain"))
+    changes = _git(root, "status", "--porcelain")
+    return commit, None if changes is None else bool(changes)
 
 
 def _git(root: Path, *arguments: str) -> str | None:

@@ -2,7 +2,15 @@
 
 from tokenrouter.workloads.prompts import DEFAULT_PROMPTS
 from tokenrouter.workloads.requests import LengthMix, RequestSpec
-from tokenrouter.workloads.text import LocalText, PythonDocs, TextSource, text_hash, windows
+from tokenrouter.workloads.text import (
+    LocalText,
+    PythonDocs,
+    TextSource,
+    calibration_documents,
+    evaluation_documents,
+    text_hash,
+    windows,
+)
 
 __all__ = [
     "DEFAULT_PROMPTS",
@@ -11,6 +19,8 @@ __all__ = [
     "PythonDocs",
     "RequestSpec",
     "TextSource",
+    "calibration_documents",
+    "evaluation_documents",
     "text_hash",
     "windows",
 ]

@@ -27,14 +27,16 @@ class RequestSpec:
 class LengthMix:
     """Greedy requests of given prompt and random output lengths, without EOS, all at once.
 
-    A prompt is one of our own prompts followed by a passage of the text, cut to length: the short
-        ones differ in kind
-    (prose, code, numbers, languages), the long ones are mostly text.
+    A prompt is one of our own prompts followed by a passage of the text, cut to length. So short
+    prompts differ in kind (prose, code, numbers, languages) and long ones are mostly text.
 
     Args:
         prompt_lengths: tokens per prompt, one request each.
         output_min, output_max: outputs are drawn uniformly from this range, both ends included.
         seed: of that draw and of the passages.
+
+    Raises:
+        ValueError: no lengths, a length below 1, or a range of outputs that is empty.
     """
 
     prompt_lengths: Sequence[int]
@@ -62,11 +64,15 @@ class LengthMix:
         Args:
             encode: text to token ids, without special tokens.
             text_ids: the ids of a text, at least as long as the longest prompt.
+
+        Raises:
+            ValueError: the text is shorter than the longest prompt.
         """
         longest = max(self.prompt_lengths)
         if len(text_ids) < longest:
             raise ValueError(
-                f"a prompt of {longest} tokens needs a longer text; this one has {len(text_ids)}"
+                f"a prompt of {longest} tokens needs a longer text; this one has {len(text_ids)}: "
+                "choose another with data=..., or shorter workload.prompt_lengths"
             )
         draw = random.Random(self.seed)
         specs = []

@@ -1,12 +1,19 @@
-"""Text to evaluate on: CPython's language reference by default, local sets by choice."""
+"""Text to evaluate on: CPython's language reference by default, local sets by choice.
+
+Thresholds are set on other documents than quality is measured on: ``calibration_documents`` and
+``evaluation_documents`` are the two sides of one fixed split.
+"""
 
 import hashlib
 import importlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
+CALIBRATION_EVERY = 4
 DATA_DIR_HELP = "set TOKENROUTER_DATA_DIR, or pass paths.data_dir=<folder>"
 
 
@@ -48,16 +55,23 @@ class LocalText:
     Args:
         data_dir: that folder; None where it was not set.
         folder: the set's folder in it.
-        pattern: which files of the set, e.g. ``valid.txt`` or ``*.txt``; one document per file.
+        pattern: which files of the set, e.g. ``valid.txt`` or ``*.txt``.
+        document_start: regular expression; a document starts at each line that it matches. None:
+            one document per file.
     """
 
     name: str
     data_dir: str | None
     folder: str
     pattern: str = "*.txt"
+    document_start: str | None = None
 
     def documents(self) -> list[str]:
-        """One document per file, in the order of their names."""
+        """The documents, file by file in the order of their names, each in its own order.
+
+        Raises:
+            ValueError: no folder of local sets, or nothing in it that fits.
+        """
         if not self.data_dir:
             raise ValueError(
                 f"data {self.name!r} needs a folder of local data sets: {DATA_DIR_HELP}"
@@ -70,7 +84,66 @@ class LocalText:
             raise ValueError(
                 f"data {self.name!r}: no file {self.pattern} in {folder}; {DATA_DIR_HELP}"
             )
-        return [file.read_text(encoding="utf-8") for file in files]
+        texts = [file.read_text(encoding="utf-8") for file in files]
+        if self.document_start is None:
+            return texts
+        return [part for text in texts for part in _cut(text, self.document_start)]
+
+
+def calibration_documents(documents: Sequence[str]) -> list[str]:
+    """The side on which thresholds are set: every fourth document, from the first on.
+
+    Paragraphs that some evaluated document also has are left out, because documents quote each
+    other.
+
+    Args:
+        documents: all documents of a source, in its order.
+
+    Raises:
+        ValueError: fewer than two documents, or nothing is left.
+    """
+    evaluated = {p for text in evaluation_documents(documents) for p in _paragraphs(text)}
+    own = (
+        "\n\n".join(p for p in _paragraphs(text) if p not in evaluated)
+        for text in documents[::CALIBRATION_EVERY]
+    )
+    kept = [text for text in own if text]
+    if not kept:
+        raise ValueError(
+            "no text is left to calibrate on: every paragraph of every fourth document is in "
+            "another document too; choose a text without repeats"
+        )
+    return kept
+
+
+def evaluation_documents(documents: Sequence[str]) -> list[str]:
+    """The side that prompts and evaluation windows are cut from: all but every fourth document.
+
+    Args:
+        documents: all documents of a source, in its order.
+
+    Raises:
+        ValueError: fewer than two documents.
+    """
+    if len(documents) < 2:
+        raise ValueError(
+            f"calibration and evaluation need documents of their own, and this text has "
+            f"{len(documents)}: give two files or more, or say with data.document_start where in "
+            "a file a document starts"
+        )
+    return [text for index, text in enumerate(documents) if index % CALIBRATION_EVERY]
+
+
+def _cut(text: str, document_start: str) -> list[str]:
+    """Parts of ``text`` from each matching line to the next; what precedes the first is one too."""
+    starts = [found.start() for found in re.finditer(document_start, text, flags=re.MULTILINE)]
+    edges = [0, *starts, len(text)]
+    parts = (text[start:stop] for start, stop in pairwise(edges))
+    return [part for part in parts if part.strip()]
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
 
 
 def text_hash(documents: Sequence[str]) -> str:

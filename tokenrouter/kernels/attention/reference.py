@@ -15,10 +15,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenrouter.types import AttentionSpan
+from tokenrouter.types import AttentionBatch
 
 GROUP_WASTE_KEYS = 400  # padding that costs as much as one more call
 IN_PLACE_MIN_KEYS = 384  # from here on reading in place saves more than a call of its own costs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Span:
+    """One request's part of a forward.
+
+    ``query_index_Q`` are its rows of the forward, ``slots_K`` its visible entries, ``key_positions_K`` their positions
+    (None: 0 .. K-1), ``first_slot`` the first slot when they lie in a row, else -1.
+    """
+
+    query_index_Q: Tensor
+    query_start: int
+    slots_K: Tensor
+    key_positions_K: Tensor | None
+    first_slot: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,31 +52,33 @@ class _Call:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionPlan:
+class ReferencePlan:
     """The calls that cover every query of a forward once; ``in_order`` when their rows follow each other from 0."""
 
     calls: tuple[_Call, ...]
+    spans: tuple[_Span, ...]
     scale: float
     in_order: bool
+    window: int | None
+    observe_queries: int
+
+    @property
+    def received_size(self) -> int:
+        """Visible entries of all requests."""
+        return sum(span.slots_K.shape[0] for span in self.spans)
 
 
 def plan(
-    spans: Sequence[AttentionSpan],
+    batch: AttentionBatch,
     *,
-    null_slot: int,
+    num_slots: int,
     scale: float,
     dtype: torch.dtype,
     window: int | None = None,
-) -> AttentionPlan:
-    """Groups ``spans`` into calls.
-
-    Args:
-        spans: the requests of a forward; their query rows are disjoint.
-        null_slot: a slot whose entry is zero and stays so, for padding.
-        scale: softmax scale.
-        dtype: of queries and arena.
-        window: a query sees only keys with ``query - key < window``; None: all earlier keys.
-    """
+    observe_queries: int = 1,
+) -> ReferencePlan:
+    """Groups the requests of ``batch`` into calls; arguments as in ``KernelSet.plan_attention``."""
+    spans = _spans(batch)
     alone = [_runs_alone(span) for span in spans]
     calls = [_single(s, window, dtype) for s, single in zip(spans, alone, strict=True) if single]
     decode = [span for span, single in zip(spans, alone, strict=True) if not single]
@@ -71,13 +88,53 @@ def plan(
         if end < len(decode):
             waste += decode[start].slots_K.shape[0] - decode[end].slots_K.shape[0]
         if end == len(decode) or waste > GROUP_WASTE_KEYS:
-            calls.append(_decode_group(decode[start:end], null_slot, window, dtype))
+            calls.append(_decode_group(decode[start:end], num_slots - 1, window, dtype))
             start, waste = end, 0
     calls.sort(key=lambda call: call.rows.start if isinstance(call.rows, slice) else -1)
-    return AttentionPlan(calls=tuple(calls), scale=scale, in_order=_covers_in_order(calls))
+    return ReferencePlan(
+        calls=tuple(calls),
+        spans=tuple(spans),
+        scale=scale,
+        in_order=_covers_in_order(calls),
+        window=window,
+        observe_queries=observe_queries,
+    )
 
 
-def _runs_alone(span: AttentionSpan) -> bool:
+def _spans(batch: AttentionBatch) -> list[_Span]:
+    spans, offset = [], 0
+    for queries, start, row, keys in zip(
+        batch.num_queries_B.tolist(),
+        batch.query_start_B.tolist(),
+        batch.row_B.tolist(),
+        batch.num_keys_B.tolist(),
+        strict=True,
+    ):
+        slots_K = batch.slots_RN[row, :keys]
+        positions_RN = batch.positions_RN
+        spans.append(
+            _Span(
+                query_index_Q=batch.query_rows_T[offset : offset + queries],
+                query_start=start,
+                slots_K=slots_K,
+                key_positions_K=None if positions_RN is None else positions_RN[row, :keys],
+                first_slot=_first_of_run(slots_K),
+            )
+        )
+        offset += queries
+    return spans
+
+
+def _first_of_run(slots_K: Tensor) -> int:
+    """The first slot when they are consecutive, else -1."""
+    if not len(slots_K):
+        return -1
+    first, last = int(slots_K[0]), int(slots_K[-1])
+    in_a_row = last - first + 1 == len(slots_K) and bool((slots_K.diff() == 1).all())
+    return first if in_a_row else -1
+
+
+def _runs_alone(span: _Span) -> bool:
     """Prefill chunks, and long decode contexts that lie in a row."""
     long_run = span.first_slot >= 0 and span.slots_K.shape[0] >= IN_PLACE_MIN_KEYS
     return len(span.query_index_Q) > 1 or long_run
@@ -99,7 +156,7 @@ def _rows(index_Q: Tensor) -> Tensor | slice:
     return slice(first, last + 1) if consecutive else index_Q
 
 
-def _single(span: AttentionSpan, window: int | None, dtype: torch.dtype) -> _Call:
+def _single(span: _Span, window: int | None, dtype: torch.dtype) -> _Call:
     num_queries, num_keys = span.query_index_Q.shape[0], span.slots_K.shape[0]
     in_place = span.first_slot >= 0
     causal = num_queries == num_keys and span.query_start == 0 and window is None
@@ -113,7 +170,7 @@ def _single(span: AttentionSpan, window: int | None, dtype: torch.dtype) -> _Cal
     )
 
 
-def _mask(span: AttentionSpan, window: int | None) -> Tensor | None:
+def _mask(span: _Span, window: int | None) -> Tensor | None:
     """Visible keys per query ``[Q, K]``, or None when every key is visible to every query."""
     num_queries, num_keys = span.query_index_Q.shape[0], span.slots_K.shape[0]
     if num_queries == 1 and (window is None or span.query_start < window):
@@ -139,7 +196,7 @@ def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _decode_group(
-    group: Sequence[AttentionSpan], null_slot: int, window: int | None, dtype: torch.dtype
+    group: Sequence[_Span], null_slot: int, window: int | None, dtype: torch.dtype
 ) -> _Call:
     lengths = [span.slots_K.shape[0] for span in group]
     slots_BK = torch.nn.utils.rnn.pad_sequence(
@@ -163,27 +220,45 @@ def _decode_group(
     )
 
 
-def run(q_THD: Tensor, kv_SPD: Tensor, plan: AttentionPlan) -> Tensor:
-    """Attention of every query over its request's entries.
-
-    Args:
-        q_THD: rotated queries, any float dtype (strided is fine).
-        kv_SPD: one layer of the arena, same dtype, contiguous.
-        plan: what ``plan`` returned for this forward.
-
-    Returns:
-        A ``[T, H * D]`` tensor of the same dtype.
-    """
+def run(
+    q_THD: Tensor,
+    kv_SPD: Tensor,
+    plan: ReferencePlan,
+    *,
+    out: Tensor | None = None,
+    received: Tensor | None = None,
+) -> Tensor:
+    """Attention of every query over its request's entries; arguments as in ``KernelSet.attention``."""
+    if received is not None:
+        _observe(q_THD, kv_SPD, plan, received)
     results = [_run_call(call, q_THD, kv_SPD, plan.scale) for call in plan.calls]
-    if plan.in_order:
+    if plan.in_order and out is None:
         return (results[0] if len(results) == 1 else torch.cat(results)).flatten(1)
-    out_THD = q_THD.new_empty(q_THD.shape)
+    out = q_THD.new_empty(q_THD.shape[0], q_THD.shape[1] * q_THD.shape[2]) if out is None else out
+    out_THD = out.view(q_THD.shape)
     for call, result_NHD in zip(plan.calls, results, strict=True):
         if isinstance(call.rows, slice):
             out_THD[call.rows] = result_NHD
         else:
             out_THD.index_copy_(0, call.rows, result_NHD)
-    return out_THD.flatten(1)
+    return out
+
+
+def _observe(q_THD: Tensor, kv_SPD: Tensor, plan: ReferencePlan, received: Tensor) -> None:
+    """Softmax weights of each request's last queries, in float32, summed over them, mean over heads."""
+    num_heads, groups, offset = q_THD.shape[1], kv_SPD.shape[1] // 2, 0
+    for span in plan.spans:
+        num_keys, num_queries = span.slots_K.shape[0], span.query_index_Q.shape[0]
+        first = max(0, num_queries - plan.observe_queries)
+        q_QHD = q_THD[span.query_index_Q[first:]].float()
+        key_KHD = kv_SPD[span.slots_K, :groups].float().repeat_interleave(num_heads // groups, 1)
+        scores_HQK = torch.einsum("qhd,khd->hqk", q_QHD, key_KHD) * plan.scale
+        mask = _mask(span, plan.window)
+        if mask is not None:
+            scores_HQK.masked_fill_(~mask[first:], float("-inf"))
+        weights_HQK = scores_HQK.softmax(-1).nan_to_num_(0.0)  # a query that sees nothing
+        received[offset : offset + num_keys] = weights_HQK.sum(1).mean(0)
+        offset += num_keys
 
 
 def _run_call(call: _Call, q_THD: Tensor, kv_SPD: Tensor, scale: float) -> Tensor:

@@ -52,9 +52,14 @@ def pack(weight_NK: Tensor, bias_N: Tensor | None) -> PackedMatmul:
     return PackedMatmul(weight=weight_NK.contiguous(), bias_N=bias_N, blocked=False)
 
 
-def matmul(x_TK: Tensor, packed: PackedMatmul) -> Tensor:
-    """``x_TK`` (the weight's dtype) times the packed weight: a new ``[T, N]`` tensor of the same dtype."""
+def matmul(
+    x_TK: Tensor, packed: PackedMatmul, *, out: Tensor | None = None, accumulate: bool = False
+) -> Tensor:
+    """``x_TK`` (the weight's dtype) times the packed weight: ``[T, N]``, new, into or onto ``out``."""
     if packed.blocked:
-        result: Tensor = _blocked_linear()(x_TK, packed.weight, packed.bias_N, "none", [], "")
-        return result
-    return F.linear(x_TK, packed.weight, packed.bias_N)
+        y_TN: Tensor = _blocked_linear()(x_TK, packed.weight, packed.bias_N, "none", [], "")
+    else:
+        y_TN = F.linear(x_TK, packed.weight, packed.bias_N)
+    if out is None:
+        return y_TN
+    return out.add_(y_TN) if accumulate else out.copy_(y_TN)

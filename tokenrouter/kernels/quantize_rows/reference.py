@@ -3,36 +3,29 @@
 T rows, K features. Memory bound: reads T x K twice, writes T x K bytes.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
+
+from tokenrouter.kernels.base import QuantizedRows, scale_dtype
 
 SMALLEST_SCALE = 1e-35  # keeps a row of zeros at zero
 
 
-class QuantizedRows(NamedTuple):
-    """``x ~ q_TK * scale_T1``: int8 values in -127 .. 127, a scale per row, and the dtype of ``x``.
-
-    The scales are bfloat16 for a bfloat16 ``x``, else float32 (float16 has no room for small ones).
-    """
-
-    q_TK: Tensor
-    scale_T1: Tensor
-    dtype: torch.dtype
-
-
-def quantize_rows(x_TK: Tensor) -> QuantizedRows:
+def quantize_rows(x_TK: Tensor, *, out: QuantizedRows | None = None) -> QuantizedRows:
     """Quantises each row of ``x_TK`` (any float dtype) by its largest magnitude, rounding half to even.
 
-    The scale is rounded to its dtype before the division, which is done in float32: what divides is exactly what
-    ``int8_matmul`` multiplies by. Operators on a single dtype are several times faster than mixed ones.
+    The scale is rounded to its dtype first, and its reciprocal multiplies in float32: what divides is exactly what
+    ``int8_matmul`` multiplies by.
     """
-    scale_dtype = torch.bfloat16 if x_TK.dtype == torch.bfloat16 else torch.float32
-    scale_T1 = (x_TK.abs().amax(-1, keepdim=True).to(scale_dtype) * (1 / 127)).clamp_min_(
-        SMALLEST_SCALE
+    x_f32_TK = x_TK.float()
+    scale_T1 = (
+        (x_f32_TK.abs().amax(-1, keepdim=True) * (1 / 127))
+        .clamp_min_(SMALLEST_SCALE)
+        .to(scale_dtype(x_TK.dtype))
     )
-    x_f32_TK = x_TK.float() if x_TK.dtype != torch.float32 else x_TK.clone()  # divided in place
-    return QuantizedRows(
-        x_f32_TK.div_(scale_T1.float()).round_().to(torch.int8), scale_T1, x_TK.dtype
-    )
+    q_TK = (x_f32_TK * scale_T1.float().reciprocal()).round_().to(torch.int8)
+    if out is None:
+        return QuantizedRows(q_TK, scale_T1, x_TK.dtype)
+    out.q_TK.copy_(q_TK)
+    out.scale_T1.copy_(scale_T1)
+    return out

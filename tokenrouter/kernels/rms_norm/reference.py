@@ -7,15 +7,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
+def rms_norm(
+    x_TE: Tensor,
+    weight_E: Tensor,
+    eps: float,
+    *,
+    residual_TE: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """``x / sqrt(mean(x^2) + eps) * weight``, statistics in float32.
 
     Args:
         x_TE: any float dtype; any number of leading dimensions.
         weight_E: same dtype.
         eps: added to the mean square.
+        residual_TE: x is added to it in place first, and what is normed is the sum.
+        out: where the result goes; may be ``x_TE``.
 
     Returns:
-        A new tensor of ``x``'s shape and dtype.
+        ``out``, or a new tensor of ``x``'s shape and dtype.
     """
-    return F.rms_norm(x_TE, weight_E.shape, weight_E, eps)
+    if residual_TE is not None:
+        x_TE = residual_TE.add_(x_TE)
+    normed_TE = F.rms_norm(x_TE, weight_E.shape, weight_E, eps)
+    return normed_TE if out is None else out.copy_(normed_TE)

@@ -7,9 +7,18 @@ Rotation: Su et al. 2021 (arXiv:2104.09864), in the half-split form of the Llama
 import torch
 from torch import Tensor
 
+from tokenrouter.kernels.quantize_rows.reference import quantize_rows
+
 
 def rope_store_kv(
-    qkv_TO: Tensor, cos_TD: Tensor, sin_TD: Tensor, slots_T: Tensor, kv_SPD: Tensor
+    qkv_TO: Tensor,
+    cos_TD: Tensor,
+    sin_TD: Tensor,
+    slots_T: Tensor,
+    kv_SPD: Tensor,
+    *,
+    scale_SP: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Rotates query and key heads, and writes keys and values to ``kv_SPD[slots_T]``.
 
@@ -19,6 +28,8 @@ def rope_store_kv(
         sin_TD: sines with the first half negated (``rotate_half``'s sign), in ``qkv``'s dtype.
         slots_T: int64, distinct.
         kv_SPD: one layer of the arena. Rows ``slots_T`` are overwritten; no other row is touched.
+        scale_SP: float32; then ``kv_SPD`` is int8, and an entry is quantised with a scale per plane.
+        out: where the rotated queries go.
 
     Returns:
         The rotated queries, ``[T, H, D]``.
@@ -31,8 +42,14 @@ def rope_store_kv(
         plain_THD * cos_TD.unsqueeze(1), plain_THD.roll(head_dim // 2, -1), sin_TD.unsqueeze(1)
     )
     q_THD, key_TGD = rotated_THD.split_with_sizes((num_rotated - num_kv_heads, num_kv_heads), 1)
-    kv_SPD.index_copy_(0, slots_T, torch.cat((key_TGD, value_TGD), 1))
-    return q_THD
+    entry_TPD = torch.cat((key_TGD, value_TGD), 1)
+    if scale_SP is None:
+        kv_SPD.index_copy_(0, slots_T, entry_TPD)
+    else:
+        rows = quantize_rows(entry_TPD.flatten(0, 1))
+        kv_SPD.index_copy_(0, slots_T, rows.q_TK.view_as(entry_TPD))
+        scale_SP.index_copy_(0, slots_T, rows.scale_T1.float().view(entry_TPD.shape[:2]))
+    return q_THD if out is None else out.copy_(q_THD)
 
 
 def signed_sin(sin_ND: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def silu_mul(gate_up_TJ: Tensor) -> Tensor:
-    """Splits ``[T, 2 I]`` into gate and up halves and returns ``silu(gate) * up`` as a new ``[T, I]`` tensor."""
+def silu_mul(gate_up_TJ: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Splits ``[T, 2 I]`` into gate and up halves: ``silu(gate) * up``, ``[T, I]``, into ``out`` or a new tensor."""
     gate_TI, up_TI = gate_up_TJ.chunk(2, dim=-1)
-    return F.silu(gate_TI).mul_(up_TI)
+    product_TI = F.silu(gate_TI).mul_(up_TI)
+    return product_TI if out is None else out.copy_(product_TI)

@@ -1,0 +1,84 @@
+"""The routes as an engine runs them: a router's table, and what becomes of routes that the pool cannot run."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokenrouter.engine.step import IntArray
+from tokenrouter.routers import Router
+from tokenrouter.types import Phase, Route, RouteTable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExecutableRoutes:
+    """What a router may ask for, and what runs.
+
+    Attributes:
+        table: the router's routes in its order; behind them ``high``, where the pool lacks an executor of some route
+            and no route of the router's own runs high in all layers.
+        executed_of: int64, per route of the router the index in ``table`` of the one that runs: itself, or one that
+            runs high in all layers.
+        executors: per route of ``table`` the executor of most of its layers; of a route that never runs, that of the
+            one that runs in its place.
+        used: the executors that the router's answers can lead to, as in ``executors``.
+    """
+
+    table: RouteTable
+    executed_of: IntArray
+    executors: tuple[str, ...]
+    used: frozenset[str]
+
+
+def executable_routes(
+    router: Router, num_layers: int, executors: Collection[str]
+) -> ExecutableRoutes:
+    """Matches the router's routes with the executors of a pool.
+
+    Args:
+        router: asked for its routes and for ``only_route``.
+        num_layers: of the model.
+        executors: names of the pool's executors.
+    """
+    asked = router.routes(num_layers).routes
+    possible = [route.executors <= set(executors) for route in asked]
+    routes = asked if all(possible) else _with_high(asked, num_layers)
+    fallback = next((i for i, route in enumerate(routes) if _is_high(route)), -1)
+    executed = [i if ok else fallback for i, ok in enumerate(possible)]
+    executed += range(len(asked), len(routes))
+    main = tuple(_main_executor(routes[i]) for i in executed)
+    return ExecutableRoutes(
+        table=RouteTable(routes=routes),
+        executed_of=np.array(executed[: len(asked)], np.int64),
+        executors=main,
+        used=frozenset(main[i] for i in _answers(router, len(asked))),
+    )
+
+
+def _with_high(routes: tuple[Route, ...], num_layers: int) -> tuple[Route, ...]:
+    """The routes, and one that runs high in all layers if there is none yet, under a name that is free."""
+    if any(_is_high(route) for route in routes):
+        return routes
+    taken = {route.name for route in routes}
+    name = "high" if "high" not in taken else "high_in_all_layers"
+    return (*routes, Route.uniform(name, "high", num_layers))
+
+
+def _is_high(route: Route) -> bool:
+    """Whether a token on it is computed as one of all_high is: what a lost route may be replaced with."""
+    return route.executors == {"high"} and route.attention == "full" and route.branch == "target"
+
+
+def _main_executor(route: Route) -> str:
+    """The executor that runs most of a route's layers."""
+    layers: dict[str, int] = {}
+    for span in route.spans:
+        layers[span.executor] = layers.get(span.executor, 0) + span.stop - span.start
+    return max(layers, key=lambda name: layers[name])
+
+
+def _answers(router: Router, num_routes: int) -> set[int]:
+    """The routes that the router's tokens can ask for; those of phases that it does not decide ask for route 0."""
+    if router.only_route is None:
+        return set(range(num_routes))
+    return {router.only_route} if router.phases == set(Phase) else {router.only_route, 0}

@@ -1,0 +1,237 @@
+// Plan and driver: which items there are, who runs them, and what remains when a request's last item is done.
+#include "attention/native.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace tr {
+namespace {
+
+// Work space of the calling thread's runs. Grows, and is reused by every layer and step.
+struct WorkSpace {
+    std::vector<float> parts, columns;
+    std::vector<uint8_t> panels;
+};
+
+WorkSpace& work_space() {
+    static thread_local WorkSpace space;
+    return space;
+}
+
+template <typename V>
+typename V::value_type* at_least(V& v, int64_t size) {
+    if (int64_t(v.size()) < size) v.resize(size_t(size));
+    return v.data();
+}
+
+int64_t part_floats(const AttentionShape& shape, bool with_weights) {
+    return shape.repeat() * (2 + shape.head_dim + (with_weights ? kSplitKeys : 0));
+}
+
+DecodePart part_at(const AttentionShape& shape, float* parts, int64_t index, bool with_weights) {
+    float* base = parts + index * part_floats(shape, with_weights);
+    const int64_t heads = shape.repeat();
+    float* values = base + 2 * heads;
+    return {base, base + heads, values, with_weights ? values + heads * shape.head_dim : nullptr};
+}
+
+}  // namespace
+
+int64_t AttentionRequest::last_key(int64_t position) const {
+    if (!positions) return std::min(num_keys, position + 1);
+    return std::upper_bound(positions, positions + num_keys, position) - positions;
+}
+
+int64_t AttentionRequest::first_key(int64_t position, int64_t window) const {
+    const int64_t oldest = window ? position - window + 1 : 0;
+    if (oldest <= 0) return 0;
+    if (!positions) return std::min(num_keys, oldest);
+    return std::lower_bound(positions, positions + num_keys, oldest) - positions;
+}
+
+AttentionPlan::AttentionPlan(const AttentionShape& shape, std::vector<AttentionRequest> requests,
+                             int64_t observe_queries)
+    : shape_(shape), requests_(std::move(requests)), observe_queries_(observe_queries) {
+    const size_t count = requests_.size();
+    for (auto* v : {&first_part_, &num_request_items_, &first_key_, &panel_offset_, &column_offset_}) v->resize(count);
+    for (size_t i = 0; i < count; ++i) {
+        requests_[i].received_offset = received_size_;
+        received_size_ += requests_[i].num_keys;
+        column_offset_[i] = num_column_floats_;
+        const size_t before = items_.size();
+        requests_[i].num_queries == 1 ? plan_decode(int64_t(i)) : plan_prefill(int64_t(i));
+        num_request_items_[i] = int64_t(items_.size() - before);
+    }
+    std::stable_sort(items_.begin(), items_.end(), [](const auto& a, const auto& b) { return a.cost > b.cost; });
+    open_items_ = std::make_unique<std::atomic<int64_t>[]>(count);
+}
+
+void AttentionPlan::plan_decode(int64_t r) {
+    const AttentionRequest& request = requests_[size_t(r)];
+    const int64_t first = request.first_key(request.query_start, shape_.window);
+    const int64_t last = std::max(first, request.last_key(request.query_start));
+    first_key_[size_t(r)] = first;
+    first_part_[size_t(r)] = num_parts_;
+    for (int64_t g = 0; g < shape_.num_groups; ++g) {
+        for (int64_t k = first; k == first || k < last; k += kSplitKeys) {
+            const int64_t end = std::min(last, k + kSplitKeys);
+            items_.push_back({r, g, k, end, num_parts_++, (end - k) * 2});
+        }
+    }
+}
+
+void AttentionPlan::plan_prefill(int64_t r) {
+    const AttentionRequest& request = requests_[size_t(r)];
+    const int64_t first = request.first_key(request.query_start, shape_.window) / 32 * 32;
+    const int64_t rows = request.num_queries * shape_.repeat();
+    const int64_t observed = observed_row(r);
+    int64_t num_observed = 0;
+    first_key_[size_t(r)] = first;
+    panel_offset_[size_t(r)] = num_panels_;
+    num_panels_ += shape_.num_groups * ((request.num_keys - first + 31) / 32);
+    for (int64_t g = 0; g < shape_.num_groups; ++g) {
+        for (int64_t begin = 0; begin < rows; begin += kBlockRows) {
+            const int64_t end = std::min(rows, begin + kBlockRows);
+            const int64_t keys = request.last_key(request.query_start + (end - 1) / shape_.repeat()) - first;
+            items_.push_back({r, g, begin, end, end > observed ? num_observed++ : -1, keys * 8});
+        }
+    }
+    num_column_floats_ += num_observed * request.num_keys;
+}
+
+int64_t AttentionPlan::observed_row(int64_t r) const {
+    const AttentionRequest& request = requests_[size_t(r)];
+    return std::max<int64_t>(0, request.num_queries - observe_queries_) * shape_.repeat();
+}
+
+PackedKeys AttentionPlan::packed(int64_t r, int64_t group, uint8_t* panels) const {
+    const int64_t first = first_key_[size_t(r)];
+    const int64_t count = (requests_[size_t(r)].num_keys - first + 31) / 32;
+    uint8_t* base = panels + (panel_offset_[size_t(r)] + group * count) * 2 * packed_panel_bytes(shape_);
+    return {base, base + count * packed_panel_bytes(shape_), first, count};
+}
+
+void AttentionPlan::pack(const AttentionRun& run, uint8_t* panels) {
+    struct Span {
+        int64_t request, group, panel;
+    };
+    std::vector<Span> spans;
+    spans.reserve(size_t(num_panels_));
+    for (size_t r = 0; r < requests_.size(); ++r) {
+        if (requests_[r].num_queries == 1) continue;
+        for (int64_t g = 0; g < shape_.num_groups; ++g)
+            for (int64_t p = 0; p < (requests_[r].num_keys - first_key_[r] + 31) / 32; ++p)
+                spans.push_back({int64_t(r), g, p});
+    }
+    at::parallel_for(0, int64_t(spans.size()), 4, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+            const Span& s = spans[size_t(i)];
+            pack_panel(shape_, requests_[size_t(s.request)], s.group, run.kv, packed(s.request, s.group, panels),
+                       s.panel);
+        }
+    });
+}
+
+void AttentionPlan::run(const AttentionRun& run) {
+    if (items_.empty()) return;
+    WorkSpace& space = work_space();
+    const bool observed = run.received != nullptr;
+    float* parts = at_least(space.parts, num_parts_ * part_floats(shape_, observed));
+    float* columns = at_least(space.columns, observed ? num_column_floats_ : 0);
+    uint8_t* panels = at_least(space.panels, num_panels_ * 2 * packed_panel_bytes(shape_) + 64);
+    panels += 64 - reinterpret_cast<uintptr_t>(panels) % 64;
+    if (observed) std::fill_n(columns, num_column_floats_, 0.0f);
+    for (size_t r = 0; r < requests_.size(); ++r) open_items_[r] = num_request_items_[r];
+    if (num_panels_) pack(run, panels);
+    std::atomic<size_t> next{0};
+    const auto work = [&](int64_t, int64_t) {
+        for (size_t i = next++; i < items_.size(); i = next++) {
+            const AttentionItem& item = items_[i];
+            const AttentionRequest& request = requests_[size_t(item.request)];
+            if (request.num_queries == 1) {
+                decode_item(shape_, request, item, run, part_at(shape_, parts, item.part, observed));
+            } else {
+                float* sums = observed && item.part >= 0
+                                  ? columns + column_offset_[size_t(item.request)] + item.part * request.num_keys
+                                  : nullptr;
+                prefill_item(shape_, request, item, run, packed(item.request, item.group, panels), sums,
+                             observed_row(item.request));
+            }
+            if (--open_items_[size_t(item.request)] > 0) continue;
+            if (request.num_queries == 1) {
+                finish_decode(run, item.request, parts);
+            } else if (observed) {
+                finish_columns(run, item.request, columns);
+            }
+        }
+    };
+    const int64_t threads = std::min<int64_t>(at::get_num_threads(), int64_t(items_.size()));
+    int64_t cost = 0;
+    for (const auto& item : items_) cost += item.cost;
+    if (cost < 256) {
+        work(0, 1);
+    } else {
+        at::parallel_for(0, threads, 1, work);
+    }
+}
+
+// Puts the ranges of a decoded request together: each weighs exp(its largest score - the largest of all).
+void AttentionPlan::finish_decode(const AttentionRun& run, int64_t r, float* parts) {
+    const AttentionRequest& request = requests_[size_t(r)];
+    const bool observed = run.received != nullptr;
+    const int64_t heads = shape_.repeat(), dim = shape_.head_dim;
+    const int64_t num_ranges = num_request_items_[size_t(r)] / shape_.num_groups;
+    float* received = observed ? run.received + request.received_offset : nullptr;
+    if (observed) std::fill_n(received, request.num_keys, 0.0f);
+    std::vector<float> factor(static_cast<size_t>(num_ranges)), values(static_cast<size_t>(dim));
+    for (int64_t g = 0; g < shape_.num_groups; ++g) {
+        const int64_t first = first_part_[size_t(r)] + g * num_ranges;
+        for (int64_t h = 0; h < heads; ++h) {
+            float largest = -INFINITY, sum = 0;
+            for (int64_t i = 0; i < num_ranges; ++i)
+                largest = std::max(largest, part_at(shape_, parts, first + i, observed).largest[h]);
+            for (int64_t i = 0; i < num_ranges; ++i) {
+                const DecodePart part = part_at(shape_, parts, first + i, observed);
+                factor[size_t(i)] = part.sum[h] != 0 ? std::exp(part.largest[h] - largest) : 0.0f;
+                sum += factor[size_t(i)] * part.sum[h];
+            }
+            std::fill(values.begin(), values.end(), 0.0f);
+            for (int64_t i = 0; i < num_ranges; ++i) {
+                const DecodePart part = part_at(shape_, parts, first + i, observed);
+                const float weight = sum != 0 ? factor[size_t(i)] / sum : 0.0f;
+                for (int64_t d = 0; d < dim; ++d) values[size_t(d)] += weight * part.values[h * dim + d];
+                if (!observed) continue;
+                const int64_t begin = first_key_[size_t(r)] + i * kSplitKeys;
+                const int64_t end = std::min(request.last_key(request.query_start), begin + kSplitKeys);
+                const float by = weight / float(shape_.num_heads);
+                for (int64_t k = begin; k < end; ++k) received[k] += by * part.weights[h * kSplitKeys + k - begin];
+            }
+            const int64_t at = request.query_rows[0] * shape_.num_heads * dim + (g * heads + h) * dim;
+            for (int64_t d = 0; d < dim; ++d) {
+                if (shape_.is_bf16) {
+                    from_float(values[size_t(d)], static_cast<bf16*>(run.out) + at + d);
+                } else {
+                    static_cast<float*>(run.out)[at + d] = values[size_t(d)];
+                }
+            }
+        }
+    }
+}
+
+// Adds up the column sums of a prefill request's items, in their order.
+void AttentionPlan::finish_columns(const AttentionRun& run, int64_t r, const float* columns) {
+    const AttentionRequest& request = requests_[size_t(r)];
+    const size_t end = size_t(r) + 1;
+    const int64_t first = column_offset_[size_t(r)];
+    const int64_t last = end < requests_.size() ? column_offset_[end] : num_column_floats_;
+    float* received = run.received + request.received_offset;
+    std::fill_n(received, request.num_keys, 0.0f);
+    for (int64_t at = first; at < last; at += request.num_keys)
+        for (int64_t k = 0; k < request.num_keys; ++k) received[k] += columns[at + k];
+    for (int64_t k = 0; k < request.num_keys; ++k) received[k] /= float(shape_.num_heads);
+}
+
+}  // namespace tr

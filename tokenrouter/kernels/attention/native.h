@@ -1,0 +1,120 @@
+// Attention over token-granular slots: planned once per step, run once per layer.
+//
+// Q queries and K entries of a request, H query heads, G key heads, D head size. A request with one query is decoded:
+// its keys are read where they lie, in ranges of kSplitKeys. One with more is prefill: its keys and values are packed
+// into panels once per layer, and blocks of 32 (query, head) rows pass over them with an online softmax (Milakov and
+// Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135). Ranges and blocks depend on the request alone,
+// never on threads or on other requests.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "native/simd.h"
+
+namespace tr {
+
+constexpr int64_t kSplitKeys = 256;  // keys of one decode item
+constexpr int64_t kBlockRows = 32;   // (query, head) rows of one prefill item
+constexpr int64_t kBlockKeys = 128;  // keys between two rescalings of a prefill item
+
+struct AttentionShape {
+    int64_t num_heads, num_groups, head_dim;
+    float scale;
+    int64_t window;  // a query sees keys with query - key < window; 0: all earlier keys
+    bool is_bf16;
+
+    int64_t repeat() const { return num_heads / num_groups; }
+    int64_t padded_dim() const { return (head_dim + 31) / 32 * 32; }
+};
+
+struct AttentionRequest {
+    const int64_t* query_rows;  // [Q] rows of q and out
+    int64_t num_queries;
+    int64_t query_start;        // position of the first query; the others follow
+    const int64_t* slots;       // [K], oldest first
+    const int64_t* positions;   // [K] ascending, or null when they are 0 .. K - 1
+    int64_t num_keys;
+    int64_t received_offset;    // where its K entries lie in `received`
+
+    // Entries [first, last) that a query at `position` sees.
+    int64_t last_key(int64_t position) const;
+    int64_t first_key(int64_t position, int64_t window) const;
+};
+
+struct AttentionItem {
+    int64_t request, group;
+    int64_t begin, end;  // decode: keys; prefill: (query, head) rows
+    int64_t part;        // decode: its place among partial results; prefill: its place among column sums, -1: none
+    int64_t cost;
+};
+
+// One run over one layer.
+struct AttentionRun {
+    const void* q;       // [T, H, D], rows q_stride elements apart
+    int64_t q_stride;
+    const void* kv;      // [S, 2 G, D] contiguous: key heads, then value heads
+    void* out;           // [T, H * D] contiguous
+    float* received;     // sums over heads / H and observed queries per entry of each request, or null
+};
+
+// ---- what the two kinds of items share --------------------------------------------------------------------------------
+
+// Result of a decode item: per head of the group its largest score, sum of weights, weighted values (unnormalised), and
+// where they are asked for the weights themselves.
+struct DecodePart {
+    float *largest, *sum, *values, *weights;  // [repeat], [repeat], [repeat, D], [repeat, kSplitKeys] or null
+};
+
+void decode_item(const AttentionShape& shape, const AttentionRequest& request, const AttentionItem& item,
+                 const AttentionRun& run, const DecodePart& part);
+
+// Packed keys and values of one request and group: `num_panels` panels of 32 keys, from entry `first_key` on.
+struct PackedKeys {
+    uint8_t *keys, *values;
+    int64_t first_key, num_panels;
+};
+
+// Bytes of one panel of 32 keys (or values).
+int64_t packed_panel_bytes(const AttentionShape& shape);
+
+void pack_panel(const AttentionShape& shape, const AttentionRequest& request, int64_t group, const void* kv,
+                const PackedKeys& packed, int64_t panel);
+
+// `columns` [K] or null: attention received by every entry from the observed rows (from `observed_row` on) is added.
+void prefill_item(const AttentionShape& shape, const AttentionRequest& request, const AttentionItem& item,
+                  const AttentionRun& run, const PackedKeys& packed, float* columns, int64_t observed_row);
+
+class AttentionPlan {
+  public:
+    // `observe_queries`: the last queries of each request whose attention `received` sums up.
+    AttentionPlan(const AttentionShape& shape, std::vector<AttentionRequest> requests, int64_t observe_queries);
+
+    void run(const AttentionRun& run);
+
+    int64_t received_size() const { return received_size_; }
+
+  private:
+    void plan_decode(int64_t request);
+    void plan_prefill(int64_t request);
+    int64_t observed_row(int64_t request) const;
+    PackedKeys packed(int64_t request, int64_t group, uint8_t* panels) const;
+    void pack(const AttentionRun& run, uint8_t* panels);
+    void finish_decode(const AttentionRun& run, int64_t request, float* parts);
+    void finish_columns(const AttentionRun& run, int64_t request, const float* columns);
+
+    AttentionShape shape_;
+    std::vector<AttentionRequest> requests_;
+    std::vector<AttentionItem> items_;
+    int64_t observe_queries_, received_size_ = 0;
+    int64_t num_parts_ = 0;        // decode items
+    std::vector<int64_t> first_part_, num_request_items_;  // per request
+    // Prefill, per request: first packed key, offset of its panels in the work space (in panels), column sums' offset.
+    std::vector<int64_t> first_key_, panel_offset_, column_offset_;
+    int64_t num_panels_ = 0, num_column_floats_ = 0;
+    std::unique_ptr<std::atomic<int64_t>[]> open_items_;
+};
+
+}  // namespace tr

@@ -1,0 +1,344 @@
+// A block of (query, head) rows of one group over packed keys and values.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "attention/native.h"
+#include "native/panel.h"
+
+namespace tr {
+namespace {
+
+constexpr int64_t kBlockPanels = kBlockKeys / 32;
+
+// ---- packing ----------------------------------------------------------------------------------------------------------
+// bf16 keys and values lie in the panels of panel.h: keys are channels of the first product (k: the head's dimensions),
+// dimensions are channels of the second (k: the keys). float panels are rows of 32 channels, one row per k.
+
+struct Source {
+    const void* entries;  // key of slot 0
+    int64_t stride, value_offset;
+    const int64_t* slots;
+    int64_t count;        // 1 .. 32
+};
+
+template <typename T>
+TR_INLINE const T* entry(const Source& from, int64_t i) {
+    return static_cast<const T*>(from.entries) + from.slots[i] * from.stride;
+}
+
+TR_INLINE void pack_float_body(const Source& from, int64_t dim, int64_t padded, float* keys, float* values,
+                               int64_t num_panels) {
+    std::memset(keys, 0, size_t(32 * padded) * sizeof(float));
+    for (int64_t d0 = 0; d0 < padded; d0 += 32)
+        std::memset(values + d0 * 32 * num_panels, 0, 32 * 32 * sizeof(float));
+    for (int64_t i = 0; i < from.count; ++i) {
+        const float* key = entry<float>(from, i);
+        for (int64_t d = 0; d < dim; ++d) keys[d * 32 + i] = key[d];
+        const float* value = key + from.value_offset;
+        for (int64_t d0 = 0; d0 < dim; d0 += 32)
+            std::memcpy(values + d0 * 32 * num_panels + i * 32, value + d0,
+                        size_t(std::min<int64_t>(32, dim - d0)) * sizeof(float));
+    }
+}
+
+TR_INLINE void pack_bf16_body(const Source& from, int64_t dim, int64_t padded, uint8_t* keys, uint8_t* values,
+                              int64_t num_panels) {
+    std::memset(keys, 0, size_t(padded * 64));
+    for (int64_t i = 0; i < from.count; ++i) {
+        const uint8_t* key = reinterpret_cast<const uint8_t*>(entry<bf16>(from, i));
+        uint8_t* to = keys + (i / 16) * 1024 + (i % 16) * 4;
+        int64_t d = 0;
+        for (; d + 1 < dim; d += 2) std::memcpy(to + d / 32 * kTile + d % 32 * 32, key + d * 2, 4);
+        if (d < dim) std::memcpy(to + d / 32 * kTile + d % 32 * 32, key + d * 2, 2);
+    }
+    alignas(64) uint16_t rows[2][32];
+    for (int64_t d0 = 0; d0 < padded; d0 += 32) {
+        const int64_t width = std::min<int64_t>(32, dim - d0);
+        for (int64_t pair = 0; pair < 16; ++pair) {
+            uint8_t* to = values + d0 / 32 * kTile * num_panels + pair * 64;
+            std::memset(rows, 0, sizeof rows);
+            for (int64_t i = 0; i < 2; ++i)
+                if (2 * pair + i < from.count)
+                    std::memcpy(rows[i], entry<bf16>(from, 2 * pair + i) + from.value_offset + d0, size_t(width) * 2);
+            alignas(64) uint32_t mixed[32];
+            for (int64_t c = 0; c < 32; ++c) mixed[c] = rows[0][c] | uint32_t(rows[1][c]) << 16;
+            std::memcpy(to, mixed, 64);
+            std::memcpy(to + 1024, mixed + 16, 64);
+        }
+    }
+}
+
+TR_EACH_ISA(pack_float, pack_float_body,
+            (const Source& from, int64_t dim, int64_t padded, float* keys, float* values, int64_t num_panels),
+            (from, dim, padded, keys, values, num_panels))
+TR_EACH_ISA(pack_bf16, pack_bf16_body,
+            (const Source& from, int64_t dim, int64_t padded, uint8_t* keys, uint8_t* values, int64_t num_panels),
+            (from, dim, padded, keys, values, num_panels))
+
+// ---- products ---------------------------------------------------------------------------------------------------------
+
+// sums [rows, 32] = a [rows, k] times a float panel [k, 32].
+template <int R>
+TR_INLINE void float_rows(const float* a, int64_t a_stride, const float* panel, int64_t k_size, float* sums) {
+    f32x16 acc[R][2] = {};
+    for (int64_t k = 0; k < k_size; ++k) {
+        const f32x16 w0 = load16(panel + k * 32), w1 = load16(panel + k * 32 + 16);
+        for (int r = 0; r < R; ++r) {
+            const float x = a[r * a_stride + k];
+            acc[r][0] += w0 * x;
+            acc[r][1] += w1 * x;
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+        store16(sums + r * 32, acc[r][0]);
+        store16(sums + r * 32 + 16, acc[r][1]);
+    }
+}
+
+TR_INLINE void float_panel_body(const float* a, int64_t a_stride, int64_t rows, const float* panel, int64_t k_size,
+                                float* sums) {
+    int64_t i = 0;
+    for (; i + 4 <= rows; i += 4) float_rows<4>(a + i * a_stride, a_stride, panel, k_size, sums + i * 32);
+    for (; i < rows; ++i) float_rows<1>(a + i * a_stride, a_stride, panel, k_size, sums + i * 32);
+}
+
+TR_EACH_ISA(float_panel, float_panel_body,
+            (const float* a, int64_t a_stride, int64_t rows, const float* panel, int64_t k_size, float* sums),
+            (a, a_stride, rows, panel, k_size, sums))
+
+// ---- softmax ----------------------------------------------------------------------------------------------------------
+
+// What one row has seen so far.
+struct RowState {
+    float largest = -INFINITY, sum = 0;
+    int64_t first, last;  // visible entries, counted from the first packed one
+};
+
+TR_INLINE f32x16 visible(f32x16 scores, int64_t at, const RowState& row) {
+    if (at >= row.first && at + kLanes <= row.last) return scores;
+    for (int64_t i = 0; i < kLanes; ++i)
+        if (at + i < row.first || at + i >= row.last) scores[i] = -INFINITY;
+    return scores;
+}
+
+// scores: num_panels x [32 rows, 32 keys]; weights [32, kBlockKeys]; rescale [32]: what earlier sums are worth now.
+template <typename T>
+TR_INLINE void soften_body(const float* scores, int64_t num_panels, int64_t at, float scale, RowState* state,
+                           int64_t rows, T* weights, float* rescale) {
+    for (int64_t r = 0; r < rows; ++r) {
+        RowState& row = state[r];
+        f32x16 top = splat(row.largest);
+        for (int64_t p = 0; p < num_panels; ++p)
+            for (int64_t half = 0; half < 32; half += kLanes)
+                top = max16(top, visible(load16(scores + (p * 32 + r) * 32 + half) * scale, at + p * 32 + half, row));
+        const float largest = max_of(top);
+        const float base = largest == -INFINITY ? 0.0f : largest;
+        f32x16 total = {};
+        for (int64_t p = 0; p < num_panels; ++p) {
+            for (int64_t half = 0; half < 32; half += kLanes) {
+                const f32x16 x = visible(load16(scores + (p * 32 + r) * 32 + half) * scale, at + p * 32 + half, row);
+                const f32x16 weight = exp16(x - base);
+                store16(weights + r * kBlockKeys + p * 32 + half, weight);
+                total += weight;
+            }
+        }
+        rescale[r] = row.largest == -INFINITY ? 0.0f : std::exp(row.largest - base);
+        row.sum = row.sum * rescale[r] + sum16(total);
+        row.largest = largest;
+    }
+}
+
+TR_INLINE void add_values_body(float* acc, int64_t stride, const float* sums, const float* rescale, int64_t rows) {
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t half = 0; half < 32; half += kLanes) {
+            float* to = acc + r * stride + half;
+            store16(to, load16(to) * rescale[r] + load16(sums + r * 32 + half));
+        }
+}
+
+// Attention that every key receives from rows [begin, rows): columns[key] += weight of the finished softmax.
+TR_INLINE void add_columns_body(const float* scores, int64_t at, float scale, const RowState* state, int64_t begin,
+                                int64_t rows, int64_t count, float* columns) {
+    for (int64_t half = 0; half < 32; half += kLanes) {
+        f32x16 total = {};
+        for (int64_t r = begin; r < rows; ++r) {
+            if (state[r].sum == 0) continue;
+            const f32x16 x = visible(load16(scores + r * 32 + half) * scale, at + half, state[r]);
+            total += exp16(x - state[r].largest) / state[r].sum;
+        }
+        for (int64_t i = 0; i < kLanes && half + i < count; ++i) columns[half + i] += total[i];
+    }
+}
+
+TR_EACH_ISA(soften_bf16, soften_body<bf16>,
+            (const float* scores, int64_t num_panels, int64_t at, float scale, RowState* state, int64_t rows,
+             bf16* weights, float* rescale),
+            (scores, num_panels, at, scale, state, rows, weights, rescale))
+TR_EACH_ISA(soften_float, soften_body<float>,
+            (const float* scores, int64_t num_panels, int64_t at, float scale, RowState* state, int64_t rows,
+             float* weights, float* rescale),
+            (scores, num_panels, at, scale, state, rows, weights, rescale))
+TR_EACH_ISA(add_values, add_values_body,
+            (float* acc, int64_t stride, const float* sums, const float* rescale, int64_t rows),
+            (acc, stride, sums, rescale, rows))
+TR_EACH_ISA(add_columns, add_columns_body,
+            (const float* scores, int64_t at, float scale, const RowState* state, int64_t begin, int64_t rows,
+             int64_t count, float* columns),
+            (scores, at, scale, state, begin, rows, count, columns))
+
+// ---- one block --------------------------------------------------------------------------------------------------------
+
+template <typename T>
+TR_INLINE void write_row_body(const float* acc, float sum, T* out, int64_t dim) {
+    const float inverse = sum != 0 ? 1.0f / sum : 0.0f;
+    int64_t d = 0;
+    for (; d + kLanes <= dim; d += kLanes) store16(out + d, load16(acc + d) * inverse);
+    if (d < dim) store_some(out + d, load_some(acc + d, dim - d) * inverse, dim - d);
+}
+
+TR_EACH_ISA(write_row_bf16, write_row_body<bf16>, (const float* acc, float sum, bf16* out, int64_t dim),
+            (acc, sum, out, dim))
+TR_EACH_ISA(write_row_float, write_row_body<float>, (const float* acc, float sum, float* out, int64_t dim),
+            (acc, sum, out, dim))
+
+struct Scratch {
+    std::vector<uint8_t> queries;
+    std::vector<float> values;
+    alignas(64) float scores[kBlockPanels * 32 * 32];
+    alignas(64) float sums[32 * 32];
+    alignas(64) uint8_t weights[32 * kBlockKeys * sizeof(float)];
+    float rescale[32];
+    RowState state[32];
+};
+
+class Block {
+  public:
+    Block(const AttentionShape& shape, const AttentionRequest& request, const AttentionItem& item,
+          const AttentionRun& run, const PackedKeys& packed, Scratch& scratch)
+        : shape_(shape), request_(request), item_(item), run_(run), packed_(packed), s_(scratch) {
+        item_size_ = shape.is_bf16 ? 2 : 4;
+        rows_ = item.end - item.begin;
+        padded_ = shape.padded_dim();
+        load_queries();
+    }
+
+    void attend() {
+        s_.values.assign(size_t(32 * padded_), 0.0f);
+        for (int64_t p = first_panel_; p < last_panel_; p += kBlockPanels) {
+            const int64_t count = std::min(kBlockPanels, last_panel_ - p);
+            for (int64_t i = 0; i < count; ++i) score(p + i, s_.scores + i * 1024);
+            if (shape_.is_bf16) {
+                soften_bf16(s_.scores, count, p * 32, shape_.scale, s_.state, rows_,
+                            reinterpret_cast<bf16*>(s_.weights), s_.rescale);
+            } else {
+                soften_float(s_.scores, count, p * 32, shape_.scale, s_.state, rows_,
+                             reinterpret_cast<float*>(s_.weights), s_.rescale);
+            }
+            for (int64_t d = 0; d < padded_; d += 32) {
+                const uint8_t* panel = packed_.values + (d * packed_.num_panels + p * 32) * 32 * item_size_;
+                product(s_.weights, kBlockKeys, panel, count * 32, s_.sums);
+                add_values(s_.values.data() + d, padded_, s_.sums, s_.rescale, rows_);
+            }
+        }
+        for (int64_t i = 0; i < rows_; ++i) write(i);
+    }
+
+    void observe(float* columns, int64_t observed_row) {
+        const int64_t begin = std::max<int64_t>(0, observed_row - item_.begin);
+        for (int64_t p = first_panel_; p < last_panel_; ++p) {
+            const int64_t key = packed_.first_key + p * 32;
+            score(p, s_.scores);
+            add_columns(s_.scores, p * 32, shape_.scale, s_.state, begin, rows_, request_.num_keys - key,
+                        columns + key);
+        }
+    }
+
+  private:
+    const AttentionShape& shape_;
+    const AttentionRequest& request_;
+    const AttentionItem& item_;
+    const AttentionRun& run_;
+    const PackedKeys& packed_;
+    Scratch& s_;
+    PanelKernels kernels_;
+    int64_t item_size_, rows_, padded_, first_panel_ = 0, last_panel_ = 0;
+
+    int64_t query(int64_t i) const { return (item_.begin + i) / shape_.repeat(); }
+    int64_t head(int64_t i) const { return item_.group * shape_.repeat() + (item_.begin + i) % shape_.repeat(); }
+
+    void load_queries() {
+        int64_t first = packed_.num_panels * 32, last = 0;
+        s_.queries.assign(size_t(32 * padded_ * item_size_), 0);
+        for (int64_t i = 0; i < rows_; ++i) {
+            const int64_t at = request_.query_rows[query(i)] * run_.q_stride + head(i) * shape_.head_dim;
+            std::memcpy(s_.queries.data() + i * padded_ * item_size_,
+                        static_cast<const uint8_t*>(run_.q) + at * item_size_, size_t(shape_.head_dim * item_size_));
+            const int64_t position = request_.query_start + query(i);
+            s_.state[i] = {};
+            s_.state[i].first = request_.first_key(position, shape_.window) - packed_.first_key;
+            s_.state[i].last = request_.last_key(position) - packed_.first_key;
+            first = std::min(first, s_.state[i].first);
+            last = std::max(last, s_.state[i].last);
+        }
+        first_panel_ = first / 32;
+        last_panel_ = (last + 31) / 32;
+    }
+
+    // sums [32, 32] of rows [32, k_size] (stride in elements) with a panel.
+    void product(const void* rows, int64_t stride, const uint8_t* panel, int64_t k_size, float* sums) {
+        if (shape_.is_bf16) {
+            kernels_.bf16({static_cast<const uint8_t*>(rows), stride * 2, 32, panel, k_size / 32, nullptr}, sums);
+        } else {
+            float_panel(static_cast<const float*>(rows), stride, rows_, reinterpret_cast<const float*>(panel), k_size,
+                        sums);
+        }
+    }
+
+    void score(int64_t panel, float* scores) {
+        product(s_.queries.data(), padded_, packed_.keys + panel * packed_panel_bytes(shape_), padded_, scores);
+    }
+
+    void write(int64_t i) {
+        const int64_t dim = shape_.head_dim;
+        const int64_t at = (request_.query_rows[query(i)] * shape_.num_heads + head(i)) * dim;
+        const float* acc = s_.values.data() + i * padded_;
+        if (shape_.is_bf16) {
+            write_row_bf16(acc, s_.state[i].sum, static_cast<bf16*>(run_.out) + at, dim);
+        } else {
+            write_row_float(acc, s_.state[i].sum, static_cast<float*>(run_.out) + at, dim);
+        }
+    }
+};
+
+}  // namespace
+
+int64_t packed_panel_bytes(const AttentionShape& shape) { return 32 * shape.padded_dim() * (shape.is_bf16 ? 2 : 4); }
+
+void pack_panel(const AttentionShape& shape, const AttentionRequest& request, int64_t group, const void* kv,
+                const PackedKeys& packed, int64_t panel) {
+    const int64_t dim = shape.head_dim, item = shape.is_bf16 ? 2 : 4;
+    const int64_t first = packed.first_key + panel * 32;
+    const Source from{static_cast<const uint8_t*>(kv) + group * dim * item, 2 * shape.num_groups * dim,
+                      shape.num_groups * dim, request.slots + first,
+                      std::min<int64_t>(32, request.num_keys - first)};
+    uint8_t* keys = packed.keys + panel * packed_panel_bytes(shape);
+    uint8_t* values = packed.values + panel * 32 * 32 * item;
+    if (shape.is_bf16) {
+        pack_bf16(from, dim, shape.padded_dim(), keys, values, packed.num_panels);
+    } else {
+        pack_float(from, dim, shape.padded_dim(), reinterpret_cast<float*>(keys), reinterpret_cast<float*>(values),
+                   packed.num_panels);
+    }
+}
+
+void prefill_item(const AttentionShape& shape, const AttentionRequest& request, const AttentionItem& item,
+                  const AttentionRun& run, const PackedKeys& packed, float* columns, int64_t observed_row) {
+    static thread_local Scratch scratch;
+    Block block(shape, request, item, run, packed, scratch);
+    block.attend();
+    if (columns) block.observe(columns, observed_row);
+}
+
+}  // namespace tr

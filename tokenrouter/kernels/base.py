@@ -1,0 +1,227 @@
+"""The contract of a backend: the hot operators of a forward.
+
+T rows (tokens), E features, K inputs and N outputs of a product, J = 2 I fused gate and up, O = (H + 2 G) D fused
+q, k, v, H query heads, G key heads, D head size, S slots, P = 2 G planes of an entry (key heads, then value heads).
+
+``kernels/<op>/reference.py`` defines each operator in torch. Every operator takes ``out``: the tensor it writes its
+result to and returns, which must not overlap an input; without it a new one is made.
+"""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from tokenrouter.types import AttentionBatch
+
+
+class QuantizedRows(NamedTuple):
+    """``x ~ q_TK * scale_T1``: int8 values in -127 .. 127, a scale per row, and the dtype of ``x``.
+
+    The scales are bfloat16 for a bfloat16 ``x``, else float32 (float16 has no room for small ones).
+    """
+
+    q_TK: Tensor
+    scale_T1: Tensor
+    dtype: torch.dtype
+
+    @classmethod
+    def empty(cls, num_rows: int, width: int, dtype: torch.dtype) -> "QuantizedRows":
+        """Room for ``num_rows`` rows of ``width`` values of ``dtype``."""
+        return cls(
+            torch.empty(num_rows, width, dtype=torch.int8),
+            torch.empty(num_rows, 1, dtype=scale_dtype(dtype)),
+            dtype,
+        )
+
+
+def scale_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of row scales for rows of ``dtype``."""
+    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+
+
+class PackedWeights(Protocol):
+    """Weights in the layout that one backend's products read; opaque to everyone else."""
+
+    @property
+    def weight(self) -> Tensor:
+        """The tensor that a product streams."""
+
+
+class AttentionPlan(Protocol):
+    """What one backend prepared for a forward; opaque to everyone else."""
+
+    @property
+    def received_size(self) -> int:
+        """Length of ``received``: the visible entries of all requests, request by request."""
+
+
+class KernelSet(ABC):
+    """One backend's operators. Rows may be strided, features are neighbours."""
+
+    name: str
+
+    @abstractmethod
+    def rms_norm(
+        self,
+        x_TE: Tensor,
+        weight_E: Tensor,
+        eps: float,
+        *,
+        residual_TE: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """RMS norm of rows; with ``residual_TE``, x is added to it in place and the sum is normed. ``out`` may be x."""
+
+    @abstractmethod
+    def rms_norm_quantize(
+        self,
+        x_TE: Tensor,
+        weight_E: Tensor,
+        eps: float,
+        *,
+        residual_TE: Tensor | None = None,
+        out: QuantizedRows | None = None,
+    ) -> QuantizedRows:
+        """``quantize_rows`` of ``rms_norm``."""
+
+    @abstractmethod
+    def quantize_rows(self, x_TK: Tensor, *, out: QuantizedRows | None = None) -> QuantizedRows:
+        """Symmetric int8 rows, one scale each."""
+
+    @abstractmethod
+    def silu_mul(self, gate_up_TJ: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """``silu(gate) * up``: ``[T, I]``."""
+
+    @abstractmethod
+    def silu_mul_quantize(
+        self, gate_up_TJ: Tensor, *, out: QuantizedRows | None = None
+    ) -> QuantizedRows:
+        """``quantize_rows`` of ``silu_mul``."""
+
+    @abstractmethod
+    def pack_matmul(self, weight_NK: Tensor, bias_N: Tensor | None) -> PackedWeights:
+        """Packs weights of any float dtype for ``matmul``; the originals are not modified."""
+
+    @abstractmethod
+    def matmul(
+        self,
+        x_TK: Tensor,
+        packed: PackedWeights,
+        *,
+        out: Tensor | None = None,
+        accumulate: bool = False,
+    ) -> Tensor:
+        """``x @ weight.T + bias`` in the weight's dtype; ``accumulate`` adds it to ``out``."""
+
+    @abstractmethod
+    def pack_int8(self, weight_NK: Tensor, bias_N: Tensor | None) -> PackedWeights:
+        """Quantises weights per output channel and packs them for ``int8_matmul`` and ``int8_weight_matmul``."""
+
+    @abstractmethod
+    def int8_matmul(
+        self,
+        rows: QuantizedRows,
+        packed: PackedWeights,
+        *,
+        out: Tensor | None = None,
+        accumulate: bool = False,
+    ) -> Tensor:
+        """W8A8 product in the rows' original dtype. A row's result is the same bit for bit in any batch."""
+
+    @abstractmethod
+    def int8_weight_matmul(
+        self,
+        x_TK: Tensor,
+        packed: PackedWeights,
+        *,
+        out: Tensor | None = None,
+        accumulate: bool = False,
+    ) -> Tensor:
+        """Full-precision rows times int8 weights, in the rows' dtype."""
+
+    @abstractmethod
+    def routed_matmul(
+        self,
+        high_TK: Tensor,
+        high: PackedWeights,
+        low: QuantizedRows,
+        low_packed: PackedWeights,
+        *,
+        out: Tensor,
+        accumulate: bool = False,
+    ) -> Tensor:
+        """High rows, then low rows, each by its own weights, into one ``out``.
+
+        ``high`` holds the full dtype or int8 (then it may be ``low_packed`` itself, which is read once for both).
+        """
+
+    @abstractmethod
+    def rope_store_kv(
+        self,
+        qkv_TO: Tensor,
+        cos_TD: Tensor,
+        sin_TD: Tensor,
+        slots_T: Tensor,
+        kv_SPD: Tensor,
+        *,
+        scale_SP: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Rotates q and k, writes k and v to their slots, returns the rotated queries ``[T, H, D]``.
+
+        With ``scale_SP`` (float32), entries are stored as int8 with a scale per token and plane.
+        """
+
+    @abstractmethod
+    def plan_attention(
+        self,
+        batch: AttentionBatch,
+        *,
+        num_slots: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+        dtype: torch.dtype,
+        window: int | None = None,
+        observe_queries: int = 1,
+    ) -> AttentionPlan:
+        """Prepares one forward's attention, for all layers of one slot table and window.
+
+        Args:
+            batch: the requests of the forward; its slot table must stay as it is until the last run.
+            num_slots: rows of the arena, the null slot included, which is the last: zero, for padding.
+            num_heads: query heads.
+            num_kv_heads: key heads.
+            head_dim: size of a head.
+            scale: softmax scale.
+            dtype: of queries and arena.
+            window: a query sees only keys with ``query - key < window``; None: all earlier keys.
+            observe_queries: the last queries of each request whose attention ``attention`` can report.
+        """
+
+    @abstractmethod
+    def attention(
+        self,
+        q_THD: Tensor,
+        kv_SPD: Tensor,
+        plan: AttentionPlan,
+        *,
+        out: Tensor | None = None,
+        received: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of every query over its request's entries.
+
+        Args:
+            q_THD: rotated queries, heads side by side.
+            kv_SPD: one layer of the arena, contiguous.
+            plan: of this forward.
+            out: ``[T, H * D]``.
+            received: float32 ``[plan.received_size]``; is overwritten with the attention that each entry receives:
+                summed over the request's last ``observe_queries`` queries, mean over heads.
+
+        Returns:
+            A ``[T, H * D]`` tensor of the queries' dtype.
+        """

@@ -1,0 +1,44 @@
+// Products of rows with packed weights (panel.h): out[m, n] = epilogue(sum_k a[m, k] * w[n, k]).
+#pragma once
+
+#include <cstdint>
+
+#include "native/panel.h"
+
+namespace tr {
+
+struct Gemm {
+    const void* a;               // rows, int8 or bf16; k_tiles * 64 readable bytes each, zeros (or K's own) beyond K
+    int64_t a_stride;            // bytes from row to row
+    int64_t m, n, k_tiles;
+    const void* w;               // packed panels
+    void* out;                   // [m, n]
+    int64_t out_stride;          // elements
+    bool out_is_bf16;            // else float
+    bool accumulate;             // out += instead of out =
+    const float* bias;           // per channel, padded to panels; null: none
+    const float* channel_scale;  // per channel, padded; null: 1
+    const void* row_scale;       // per row; null: 1
+    bool row_scale_is_bf16;
+    const int32_t* channel_sum;  // int8 only: sum_k w[n, k], padded
+};
+
+enum class GemmKind : int {
+    bf16 = 0,         // bf16 rows, bf16 weights, float sums
+    int8 = 1,         // int8 rows, int8 weights, exact 32-bit sums: a row's result never depends on the others
+    int8_weight = 2,  // bf16 rows, int8 weights widened to bf16 on the way (exact), float sums
+};
+
+struct GemmJob {
+    Gemm gemm;
+    GemmKind kind;
+};
+
+// One pass over the panels for all jobs, which have the same n: where they read the same weights, every panel is
+// streamed once.
+void gemm(const GemmJob* jobs, int64_t num_jobs);
+
+// Weights [n, k] of `item` bytes each (1 or 2) in panels; `packed` holds num_panels * num_k_tiles * kTile bytes.
+void pack_weights(const void* w, int64_t n, int64_t k, int64_t item, void* packed);
+
+}  // namespace tr

@@ -1,0 +1,251 @@
+"""The native backend: C++ on the CPU, for bfloat16 and float32, with the instruction set chosen at run time.
+
+Products of bfloat16 and int8 rows are ours; a dense float32 product is torch's (MKL is as fast as the cores allow).
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from tokenrouter.kernels.base import AttentionPlan, PackedWeights, QuantizedRows
+from tokenrouter.kernels.int8_matmul.reference import quantize_weight
+from tokenrouter.kernels.matmul import reference as matmul_reference
+from tokenrouter.kernels.reference import ReferenceKernels
+from tokenrouter.types import AttentionBatch
+
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NativePacked:
+    """Weights in panels (``panel.h``), with scales and bias; ``handle`` is the compiled module's object."""
+
+    handle: Any
+
+    @property
+    def weight(self) -> Tensor:
+        """The panels' bytes."""
+        data: Tensor = self.handle.data
+        return data
+
+
+class NativeKernels(ReferenceKernels):
+    """See KernelSet. What the compiled module does not have is inherited from the reference."""
+
+    name = "native"
+
+    def __init__(self, module: Any) -> None:
+        """``module`` is what ``build.load`` returned."""
+        self._module = module
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use: plain, avx2, avx512 (with VNNI and bf16) or amx."""
+        return str(self._module.isa())
+
+    def limit_isa(self, name: str) -> str:
+        """Uses at most ``name`` from now on, in the whole process; returns what is used. For tests and measurements."""
+        return str(self._module.limit_isa(name))
+
+    def rms_norm(
+        self,
+        x_TE: Tensor,
+        weight_E: Tensor,
+        eps: float,
+        *,
+        residual_TE: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """See KernelSet."""
+        out = torch.empty(x_TE.shape, dtype=x_TE.dtype) if out is None else out
+        self._module.rms_norm(x_TE, weight_E, eps, out, residual_TE)
+        return out
+
+    def rms_norm_quantize(
+        self,
+        x_TE: Tensor,
+        weight_E: Tensor,
+        eps: float,
+        *,
+        residual_TE: Tensor | None = None,
+        out: QuantizedRows | None = None,
+    ) -> QuantizedRows:
+        """See KernelSet."""
+        out = QuantizedRows.empty(x_TE.shape[0], x_TE.shape[1], x_TE.dtype) if out is None else out
+        self._module.rms_norm_quantize(x_TE, weight_E, eps, out.q_TK, out.scale_T1, residual_TE)
+        return out
+
+    def quantize_rows(self, x_TK: Tensor, *, out: QuantizedRows | None = None) -> QuantizedRows:
+        """See KernelSet."""
+        out = QuantizedRows.empty(x_TK.shape[0], x_TK.shape[1], x_TK.dtype) if out is None else out
+        self._module.quantize_rows(x_TK, out.q_TK, out.scale_T1)
+        return out
+
+    def silu_mul(self, gate_up_TJ: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """See KernelSet."""
+        if out is None:
+            out = gate_up_TJ.new_empty(gate_up_TJ.shape[0], gate_up_TJ.shape[1] // 2)
+        self._module.silu_mul(gate_up_TJ, out)
+        return out
+
+    def silu_mul_quantize(
+        self, gate_up_TJ: Tensor, *, out: QuantizedRows | None = None
+    ) -> QuantizedRows:
+        """See KernelSet."""
+        if out is None:
+            num_rows, width = gate_up_TJ.shape
+            out = QuantizedRows.empty(num_rows, width // 2, gate_up_TJ.dtype)
+        self._module.silu_mul_quantize(gate_up_TJ, out.q_TK, out.scale_T1)
+        return out
+
+    def pack_matmul(self, weight_NK: Tensor, bias_N: Tensor | None) -> PackedWeights:
+        """See KernelSet."""
+        if weight_NK.dtype != torch.bfloat16:
+            return matmul_reference.pack(weight_NK, bias_N)
+        bias_f32_N = None if bias_N is None else bias_N.float()
+        return NativePacked(handle=self._module.Weights(weight_NK, None, bias_f32_N))
+
+    def matmul(
+        self,
+        x_TK: Tensor,
+        packed: PackedWeights,
+        *,
+        out: Tensor | None = None,
+        accumulate: bool = False,
+    ) -> Tensor:
+        """See KernelSet."""
+        if not isinstance(packed, NativePacked):
+            return super().matmul(x_TK, packed, out=out, accumulate=accumulate)
+        return self._product(x_TK, None, packed, x_TK.dtype, out, accumulate)
+
+    def pack_int8(self, weight_NK: Tensor, bias_N: Tensor | None) -> PackedWeights:
+        """See KernelSet."""
+        q_NK, scale_N = quantize_weight(weight_NK)
+        bias_f32_N = None if bias_N is None else bias_N.float()
+        return NativePacked(handle=self._module.Weights(q_NK, scale_N, bias_f32_N))
+
+    def int8_matmul(
+        self,
+        rows: QuantizedRows,
+        packed: PackedWeights,
+        *,
+        out: Tensor | None = None,
+        accumulate: bool = False,
+    ) -> Tensor:
+        """See KernelSet."""
+        return self._product(rows.q_TK, rows.scale_T1, packed, rows.dtype, out, accumulate)
+
+    def int8_weight_matmul(
+        self,
+        x_TK: Tensor,
+        packed: PackedWeights,
+        *,
+        out: Tensor | None = None,
+        accumulate: bool = False,
+    ) -> Tensor:
+        """See KernelSet. float32 rows are rounded to bfloat16."""
+        return self._product(x_TK.bfloat16(), None, packed, x_TK.dtype, out, accumulate)
+
+    def routed_matmul(
+        self,
+        high_TK: Tensor,
+        high: PackedWeights,
+        low: QuantizedRows,
+        low_packed: PackedWeights,
+        *,
+        out: Tensor,
+        accumulate: bool = False,
+    ) -> Tensor:
+        """See KernelSet."""
+        if not isinstance(high, NativePacked):
+            num_high = high_TK.shape[0]
+            self.matmul(high_TK, high, out=out[:num_high], accumulate=accumulate)
+            self.int8_matmul(low, low_packed, out=out[num_high:], accumulate=accumulate)
+            return out
+        low_handle = cast(NativePacked, low_packed).handle
+        self._module.routed_matmul(
+            high_TK.bfloat16(), high.handle, low.q_TK, low.scale_T1, low_handle, out, accumulate
+        )
+        return out
+
+    def rope_store_kv(
+        self,
+        qkv_TO: Tensor,
+        cos_TD: Tensor,
+        sin_TD: Tensor,
+        slots_T: Tensor,
+        kv_SPD: Tensor,
+        *,
+        scale_SP: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """See KernelSet."""
+        if out is None:
+            head_dim = kv_SPD.shape[2]
+            num_heads = qkv_TO.shape[1] // head_dim - kv_SPD.shape[1]
+            out = qkv_TO.new_empty(qkv_TO.shape[0], num_heads, head_dim)
+        self._module.rope_store_kv(qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, out, scale_SP)
+        return out
+
+    def plan_attention(
+        self,
+        batch: AttentionBatch,
+        *,
+        num_slots: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+        dtype: torch.dtype,
+        window: int | None = None,
+        observe_queries: int = 1,
+    ) -> AttentionPlan:
+        """See KernelSet."""
+        plan: AttentionPlan = self._module.AttentionPlan(
+            batch.query_rows_T,
+            batch.num_queries_B,
+            batch.query_start_B,
+            batch.row_B,
+            batch.num_keys_B,
+            batch.slots_RN,
+            batch.positions_RN,
+            num_slots,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            scale,
+            window or 0,
+            dtype == torch.bfloat16,
+            observe_queries,
+        )
+        return plan
+
+    def attention(
+        self,
+        q_THD: Tensor,
+        kv_SPD: Tensor,
+        plan: AttentionPlan,
+        *,
+        out: Tensor | None = None,
+        received: Tensor | None = None,
+    ) -> Tensor:
+        """See KernelSet."""
+        out = q_THD.new_empty(q_THD.shape[0], q_THD[0].numel()) if out is None else out
+        cast(Any, plan).run(q_THD, kv_SPD, out, received)
+        return out
+
+    def _product(
+        self,
+        rows_TK: Tensor,
+        scale_T1: Tensor | None,
+        packed: PackedWeights,
+        dtype: torch.dtype,
+        out: Tensor | None,
+        accumulate: bool,
+    ) -> Tensor:
+        handle = cast(NativePacked, packed).handle
+        out = torch.empty(rows_TK.shape[0], handle.n, dtype=dtype) if out is None else out
+        self._module.matmul(rows_TK, scale_T1, handle, out, accumulate)
+        return out

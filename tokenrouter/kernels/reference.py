@@ -1,0 +1,184 @@
+"""The reference backend: every operator in torch, on any device and dtype. It defines what the others compute."""
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from tokenrouter.kernels.attention import reference as attention_reference
+from tokenrouter.kernels.base import AttentionPlan, KernelSet, PackedWeights, QuantizedRows
+from tokenrouter.kernels.int8_matmul import reference as int8_matmul_reference
+from tokenrouter.kernels.int8_weight_matmul import reference as int8_weight_matmul_reference
+from tokenrouter.kernels.matmul import reference as matmul_reference
+from tokenrouter.kernels.quantize_rows import reference as quantize_rows_reference
+from tokenrouter.kernels.rms_norm import reference as rms_norm_reference
+from tokenrouter.kernels.rope_store_kv import reference as rope_store_kv_reference
+from tokenrouter.kernels.routed_matmul import reference as routed_matmul_reference
+from tokenrouter.kernels.silu_mul import reference as silu_mul_reference
+from tokenrouter.types import AttentionBatch
+
+PackedInt8 = int8_matmul_reference.PackedInt8
+PackedMatmul = matmul_reference.PackedMatmul
+
+
+class ReferenceKernels(KernelSet):
+    """See KernelSet; shapes and sources stand at each ``kernels/<op>/reference.py``."""
+
+    name = "reference"
+
+    def rms_norm(
+        self,
+        x_TE: Tensor,
+        weight_E: Tensor,
+        eps: float,
+        *,
+        residual_TE: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """See KernelSet."""
+        return rms_norm_reference.rms_norm(x_TE, weight_E, eps, residual_TE=residual_TE, out=out)
+
+    def rms_norm_quantize(
+        self,
+        x_TE: Tensor,
+        weight_E: Tensor,
+        eps: float,
+        *,
+        residual_TE: Tensor | None = None,
+        out: QuantizedRows | None = None,
+    ) -> QuantizedRows:
+        """See KernelSet."""
+        return self.quantize_rows(
+            self.rms_norm(x_TE, weight_E, eps, residual_TE=residual_TE), out=out
+        )
+
+    def quantize_rows(self, x_TK: Tensor, *, out: QuantizedRows | None = None) -> QuantizedRows:
+        """See KernelSet."""
+        return quantize_rows_reference.quantize_rows(x_TK, out=out)
+
+    def silu_mul(self, gate_up_TJ: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """See KernelSet."""
+        return silu_mul_reference.silu_mul(gate_up_TJ, out=out)
+
+    def silu_mul_quantize(
+        self, gate_up_TJ: Tensor, *, out: QuantizedRows | None = None
+    ) -> QuantizedRows:
+        """See KernelSet."""
+        return self.quantize_rows(self.silu_mul(gate_up_TJ), out=out)
+
+    def pack_matmul(self, weight_NK: Tensor, bias_N: Tensor | None) -> PackedWeights:
+        """See KernelSet."""
+        return matmul_reference.pack(weight_NK, bias_N)
+
+    def matmul(
+        self,
+        x_TK: Tensor,
+        packed: PackedWeights,
+        *,
+        out: Tensor | None = None,
+        accumulate: bool = False,
+    ) -> Tensor:
+        """See KernelSet."""
+        dense = cast(PackedMatmul, packed)
+        return matmul_reference.matmul(x_TK, dense, out=out, accumulate=accumulate)
+
+    def pack_int8(self, weight_NK: Tensor, bias_N: Tensor | None) -> PackedWeights:
+        """See KernelSet."""
+        return int8_matmul_reference.pack(weight_NK, bias_N)
+
+    def int8_matmul(
+        self,
+        rows: QuantizedRows,
+        packed: PackedWeights,
+        *,
+        out: Tensor | None = None,
+        accumulate: bool = False,
+    ) -> Tensor:
+        """See KernelSet."""
+        int8 = cast(PackedInt8, packed)
+        return int8_matmul_reference.int8_matmul(rows, int8, out=out, accumulate=accumulate)
+
+    def int8_weight_matmul(
+        self,
+        x_TK: Tensor,
+        packed: PackedWeights,
+        *,
+        out: Tensor | None = None,
+        accumulate: bool = False,
+    ) -> Tensor:
+        """See KernelSet."""
+        return int8_weight_matmul_reference.int8_weight_matmul(
+            x_TK, cast(PackedInt8, packed), out=out, accumulate=accumulate
+        )
+
+    def routed_matmul(
+        self,
+        high_TK: Tensor,
+        high: PackedWeights,
+        low: QuantizedRows,
+        low_packed: PackedWeights,
+        *,
+        out: Tensor,
+        accumulate: bool = False,
+    ) -> Tensor:
+        """See KernelSet."""
+        return routed_matmul_reference.routed_matmul(
+            high_TK,
+            cast(PackedMatmul | PackedInt8, high),
+            low,
+            cast(PackedInt8, low_packed),
+            out=out,
+            accumulate=accumulate,
+        )
+
+    def rope_store_kv(
+        self,
+        qkv_TO: Tensor,
+        cos_TD: Tensor,
+        sin_TD: Tensor,
+        slots_T: Tensor,
+        kv_SPD: Tensor,
+        *,
+        scale_SP: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """See KernelSet."""
+        return rope_store_kv_reference.rope_store_kv(
+            qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, scale_SP=scale_SP, out=out
+        )
+
+    def plan_attention(
+        self,
+        batch: AttentionBatch,
+        *,
+        num_slots: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+        dtype: torch.dtype,
+        window: int | None = None,
+        observe_queries: int = 1,
+    ) -> AttentionPlan:
+        """See KernelSet."""
+        return attention_reference.plan(
+            batch,
+            num_slots=num_slots,
+            scale=scale,
+            dtype=dtype,
+            window=window,
+            observe_queries=observe_queries,
+        )
+
+    def attention(
+        self,
+        q_THD: Tensor,
+        kv_SPD: Tensor,
+        plan: AttentionPlan,
+        *,
+        out: Tensor | None = None,
+        received: Tensor | None = None,
+    ) -> Tensor:
+        """See KernelSet."""
+        reference_plan = cast(attention_reference.ReferencePlan, plan)
+        return attention_reference.run(q_THD, kv_SPD, reference_plan, out=out, received=received)

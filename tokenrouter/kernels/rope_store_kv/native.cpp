@@ -1,0 +1,78 @@
+// Rotates query and key heads and writes keys and values to their slots, as they are or as int8.
+#include <ATen/Parallel.h>
+
+#include <vector>
+
+#include "native/rows.h"
+
+namespace tr {
+namespace {
+
+template <typename T>
+TR_INLINE void rotate(const T* x, const T* cos, const T* sin, T* out, int64_t head_dim) {
+    const int64_t half = head_dim / 2;
+    if (half % kLanes == 0) {
+        for (int64_t k = 0; k < half; k += kLanes) {
+            const f32x16 low = load16(x + k), high = load16(x + half + k);
+            store16(out + k, low * load16(cos + k) + high * load16(sin + k));
+            store16(out + half + k, high * load16(cos + half + k) + low * load16(sin + half + k));
+        }
+        return;
+    }
+    for (int64_t k = 0; k < half; ++k) {
+        const float low = to_float(x[k]), high = to_float(x[half + k]);
+        from_float(low * to_float(cos[k]) + high * to_float(sin[k]), out + k);
+        from_float(high * to_float(cos[half + k]) + low * to_float(sin[half + k]), out + half + k);
+    }
+}
+
+template <typename T>
+TR_INLINE void store_head(const RopeArgs& a, const T* head, int64_t slot, int64_t plane) {
+    const int64_t entry = slot * 2 * a.num_kv_heads + plane;
+    if (!a.kv_scale) {
+        std::memcpy(static_cast<T*>(a.kv) + entry * a.head_dim, head, size_t(a.head_dim) * sizeof(T));
+        return;
+    }
+    T scale;
+    quantize_row(head, a.head_dim, static_cast<int8_t*>(a.kv) + entry * a.head_dim, &scale);
+    a.kv_scale[entry] = to_float(scale);
+}
+
+template <typename T>
+TR_INLINE void body(const RopeArgs& a, T* scratch, int64_t begin, int64_t end) {
+    const int64_t dim = a.head_dim;
+    for (int64_t t = begin; t < end; ++t) {
+        const T* x = static_cast<const T*>(a.qkv) + t * a.qkv_stride;
+        const T *cos = static_cast<const T*>(a.cos) + t * dim, *sin = static_cast<const T*>(a.sin) + t * dim;
+        T* q_out = static_cast<T*>(a.q_out) + t * a.num_heads * dim;
+        for (int64_t h = 0; h < a.num_heads; ++h) rotate(x + h * dim, cos, sin, q_out + h * dim, dim);
+        x += a.num_heads * dim;
+        for (int64_t h = 0; h < a.num_kv_heads; ++h) {
+            rotate(x + h * dim, cos, sin, scratch, dim);
+            store_head(a, scratch, a.slots[t], h);
+        }
+        x += a.num_kv_heads * dim;
+        for (int64_t h = 0; h < a.num_kv_heads; ++h) store_head(a, x + h * dim, a.slots[t], a.num_kv_heads + h);
+    }
+}
+
+TR_EACH_ISA(rope_bf16, body<bf16>, (const RopeArgs& a, bf16* scratch, int64_t begin, int64_t end),
+            (a, scratch, begin, end))
+TR_EACH_ISA(rope_float, body<float>, (const RopeArgs& a, float* scratch, int64_t begin, int64_t end),
+            (a, scratch, begin, end))
+
+}  // namespace
+
+void rope_store_kv(const RopeArgs& a, bool is_bf16) {
+    const int64_t width = (a.num_heads + 2 * a.num_kv_heads) * a.head_dim;
+    at::parallel_for(0, a.num_tokens, std::max<int64_t>(1, 16384 / width), [&](int64_t begin, int64_t end) {
+        std::vector<float> scratch(size_t(a.head_dim));
+        if (is_bf16) {
+            rope_bf16(a, reinterpret_cast<bf16*>(scratch.data()), begin, end);
+        } else {
+            rope_float(a, scratch.data(), begin, end);
+        }
+    });
+}
+
+}  // namespace tr
