@@ -25,6 +25,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "biases": {"family": "llama", "attention_bias": True, "mlp_bias": True},
     "tied head norms": {"family": "qwen3", "tie_word_embeddings": True},
     "bfloat16": {"family": "qwen2", "dtype": "bfloat16"},
+    "reference kernels": {"family": "qwen3", "dtype": "bfloat16", "tie_word_embeddings": True},
 }
 SIZES = (1, 2, 3, 17, 64, 300)
 
@@ -43,7 +44,8 @@ def spec(name: str) -> PoolSpec:
 
 @cache
 def pool(name: str, which: str) -> ExecutorPool:
-    return build_pool(spec(name), model(which))
+    backend = "reference" if which == "reference kernels" else "auto"
+    return build_pool(spec(name), model(which), kernels=backend)
 
 
 def paths() -> list[tuple[str, str]]:
@@ -76,11 +78,17 @@ class Probe:
         config = self.model.config
         return (config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.vocab_size
 
+    def qkv(self, hidden_TE: Tensor, layer: int) -> Tensor:
+        """The projection, written over NaN: what an executor leaves out shows."""
+        out_TO = hidden_TE.new_full((hidden_TE.shape[0], self.widths[0]), float("nan"))
+        self.executor.qkv(layer, hidden_TE, out_TO)
+        return out_TO
+
     def run(self, method: str, rows: slice, layer: int = 1) -> Tensor:
         """What the method gives for some tokens: its result, or the new residual stream."""
         hidden_TE, heads_TA = self.hidden_TE[rows].clone(), self.heads_TA[rows].clone()
         if method == "qkv":
-            return self.executor.qkv(layer, hidden_TE)
+            return self.qkv(hidden_TE, layer)
         if method == "logits":
             return self.executor.logits(hidden_TE)
         if method == "attention_out":
@@ -111,9 +119,10 @@ def probe(name: str, path: str, which: str) -> Probe:
 
 def test_every_config_makes_a_pool() -> None:
     """A config that no longer fits its class; ``full`` must stay the pool of one path."""
-    assert {"full", "int8"} <= set(NAMES)
+    assert {"full", "int8", "int8_shared"} <= set(NAMES)
     assert set(pool("full", "biases").executors) == {"high"}
-    assert set(pool("int8", "biases").executors) == {"high", "low"}
+    for name in ("int8", "int8_shared"):
+        assert set(pool(name, "biases").executors) == {"high", "low"}
     for name in NAMES:
         assert "high" in pool(name, "biases").executors
         assert f"lm_head={spec(name).lm_head}" in pool(name, "biases").description
@@ -147,7 +156,7 @@ def test_what_is_modified(name: str, path: str, which: str) -> None:
     """qkv and logits that scale the residual stream in place; mlp that forgets to add to it."""
     p = probe(name, path, which)
     hidden_TE, heads_TA = p.hidden_TE[:6].clone(), p.heads_TA[:6].clone()
-    p.executor.qkv(0, hidden_TE)
+    p.qkv(hidden_TE, 0)
     p.executor.logits(hidden_TE)
     assert torch.equal(hidden_TE, p.hidden_TE[:6])
     p.executor.attention_out(0, heads_TA, hidden_TE)
@@ -228,7 +237,8 @@ def test_the_model_stays_as_it_was(name: str, path: str) -> None:
     hidden_TE = torch.randn(4, config.hidden_size)
     heads_TA = torch.randn(4, config.num_heads * config.head_dim)
     for layer in range(config.num_layers):
-        made.executors[path].qkv(layer, hidden_TE)
+        out_TO = torch.empty(4, config.qkv_size)
+        made.executors[path].qkv(layer, hidden_TE, out_TO)
         made.executors[path].attention_out(layer, heads_TA, hidden_TE)
         made.executors[path].mlp(layer, hidden_TE)
     made.executors[path].logits(hidden_TE)

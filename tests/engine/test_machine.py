@@ -12,6 +12,7 @@ from tests.engine.tools import SMALL, NearTies
 from tokenrouter import LLM, EngineOptions, RequestOutput, SamplingParams
 from tokenrouter.executors import ExecutorPool
 from tokenrouter.executors.full import FullExecutor
+from tokenrouter.executors.packing import PackedModel
 from tokenrouter.kernels import select
 from tokenrouter.models import LoadedModel, tiny_random
 from tokenrouter.routers import RandomRouter
@@ -29,7 +30,10 @@ def model() -> LoadedModel:
 def pool() -> ExecutorPool:
     """Two float32 paths of different weights."""
     kernels, second = select(), tiny_random("llama", seed=1, **SMALL)
-    executors = {"high": FullExecutor(model(), kernels), "low": FullExecutor(second, kernels)}
+    executors = {
+        "high": FullExecutor(PackedModel(model(), kernels)),
+        "low": FullExecutor(PackedModel(second, kernels)),
+    }
     return ExecutorPool(executors=executors, lm_head="high", kernels=kernels)
 
 

@@ -12,10 +12,12 @@ from tests.engine.tools import (
     routes,
     run_all,
     tiny,
+    tiny_pair,
     tokens,
     twin,
 )
 from tokenrouter import LLM, EngineOptions
+from tokenrouter.executors import build_pool
 from tokenrouter.routers import RandomRouter
 
 
@@ -30,16 +32,18 @@ def check_all(llm: LLM) -> None:
     llm.engine.pool.check_integrity()
 
 
-def test_alone_equals_transformers() -> None:
-    """Guards the yardstick of this file: greedy decoding itself."""
-    from tests.engine.tools import tiny_pair
-
-    _, hf_model = tiny_pair()
-    for prompt, expected in list(zip(prompts(), alone(), strict=True))[:6]:
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_alone_equals_transformers(backend: str) -> None:
+    """Guards the yardstick of this file: greedy decoding itself, whatever computes it."""
+    model, hf_model = tiny_pair()
+    llm = LLM(model, executors=build_pool("full", model, kernels=backend))
+    for prompt in prompts()[:6]:
+        expected = tokens(llm.generate([prompt], greedy())[0])
         with torch.inference_mode():
             logits_TV = hf_model(torch.tensor([[*prompt, *expected]])).logits[0]
         best = logits_TV[len(prompt) - 1 : -1].argmax(-1).tolist()
         assert tuple(best) == expected
+    assert alone()[:6] == tuple(tokens(llm.generate([p], greedy())[0]) for p in prompts()[:6])
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from torch import Tensor
 from tokenrouter import LLM, EngineOptions, RequestOutput, SamplingParams
 from tokenrouter.executors import ExecutorPool
 from tokenrouter.executors.full import FullExecutor
+from tokenrouter.executors.packing import PackedModel
 from tokenrouter.kernels import select
 from tokenrouter.models import LoadedModel
 from tokenrouter.models.loader import from_hf_model
@@ -57,7 +58,10 @@ def other() -> LoadedModel:
 def twin(lm_head: str = "high") -> ExecutorPool:
     """Two float32 paths that compute visibly different things."""
     kernels = select()
-    executors = {"high": FullExecutor(tiny(), kernels), "low": FullExecutor(other(), kernels)}
+    executors = {
+        "high": FullExecutor(PackedModel(tiny(), kernels)),
+        "low": FullExecutor(PackedModel(other(), kernels)),
+    }
     return ExecutorPool(executors=executors, lm_head=lm_head, kernels=kernels)  # type: ignore[arg-type]
 
 

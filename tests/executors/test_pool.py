@@ -5,20 +5,26 @@ import pytest
 from tokenrouter.executors import POOLS, PoolSpec, build_pool
 from tokenrouter.executors.full import FullExecutor
 from tokenrouter.executors.int8 import Int8Executor
+from tokenrouter.executors.int8_weight import Int8WeightExecutor
 from tokenrouter.models import tiny_random
 
 
 def test_named_pools() -> None:
     """A name whose paths changed behind the back of configs and tables."""
     model = tiny_random("llama", num_hidden_layers=1)
-    full, int8 = build_pool("full", model), build_pool("int8", model)
+    full, int8, shared = (build_pool(name, model) for name in ("full", "int8", "int8_shared"))
     assert {path: type(e) for path, e in full.executors.items()} == {"high": FullExecutor}
     assert {path: type(e) for path, e in int8.executors.items()} == {
         "high": FullExecutor,
         "low": Int8Executor,
     }
+    assert {path: type(e) for path, e in shared.executors.items()} == {
+        "high": Int8WeightExecutor,
+        "low": Int8Executor,
+    }
     assert full.description == "high=full, lm_head=high"
     assert int8.description == "high=full, low=int8, lm_head=high"
+    assert shared.description == "high=int8_weight, low=int8, lm_head=high"
 
 
 def test_unknown_pool_lists_the_choices() -> None:

@@ -1,120 +1,16 @@
 """Guards attention over slots against a dense softmax, with NaN in every slot that is not a request's own.
 
-T tokens, H query heads, G key heads, D head size, S slots, P planes, K keys of a request.
+T tokens, H query heads, D head size.
 """
-
-from dataclasses import dataclass
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-from torch.testing import assert_close
 
-from tokenrouter.kernels import AttentionPlan, KernelSet, select
-from tokenrouter.types import AttentionSpan
-
-NUM_HEADS, HEAD_DIM, SCALE = 4, 8, 0.3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One request: it holds ``num_keys`` entries and asks with its last ``num_queries`` tokens.
-
-    ``kept`` are the original positions of its entries when some were evicted.
-    """
-
-    num_keys: int
-    num_queries: int = 1
-    scattered: bool = False
-    kept: tuple[int, ...] | None = None
-
-
-def lay_out(
-    cases: list[Case], num_kv_heads: int, *, seed: int = 0, spare: int = 13
-) -> tuple[Tensor, Tensor, list[AttentionSpan]]:
-    """Queries, an arena full of NaN but for the requests' slots and the null slot, and the spans."""
-    generator = torch.Generator().manual_seed(seed)
-    total = sum(case.num_keys for case in cases) + spare
-    free = torch.randperm(total, generator=generator).tolist()
-    starts, at = [], spare // 2
-    for case in cases:  # runs first, so that scattered requests take what is left between
-        starts.append(at)
-        at += 0 if case.scattered else case.num_keys
-    taken = {
-        slot
-        for case, start in zip(cases, starts, strict=True)
-        if not case.scattered
-        for slot in range(start, start + case.num_keys)
-    }
-    rest = iter([slot for slot in free if slot not in taken])
-    num_queries = sum(case.num_queries for case in cases)
-    rows = torch.randperm(num_queries, generator=generator)
-    kv_SPD = torch.full((total + 1, 2 * num_kv_heads, HEAD_DIM), float("nan"))
-    kv_SPD[-1] = 0
-    spans, offset = [], 0
-    for case, start in zip(cases, starts, strict=True):
-        slots = (
-            torch.tensor([next(rest) for _ in range(case.num_keys)])
-            if case.scattered
-            else torch.arange(start, start + case.num_keys)
-        )
-        kv_SPD[slots] = torch.randn(case.num_keys, 2 * num_kv_heads, HEAD_DIM, generator=generator)
-        last = case.kept[-1] if case.kept else case.num_keys - 1
-        spans.append(
-            AttentionSpan(
-                query_index_Q=rows[offset : offset + case.num_queries],
-                query_start=last + 1 - case.num_queries,
-                slots_K=slots,
-                key_positions_K=torch.tensor(case.kept) if case.kept else None,
-                first_slot=-1 if case.scattered else start,
-            )
-        )
-        offset += case.num_queries
-    q_THD = torch.randn(num_queries, NUM_HEADS, HEAD_DIM, generator=generator)
-    return q_THD, kv_SPD, spans
-
-
-def dense(q_THD: Tensor, kv_SPD: Tensor, spans: list[AttentionSpan], window: int | None) -> Tensor:
-    """Softmax over the visible keys, query by query, in double."""
-    num_kv_heads = kv_SPD.shape[1] // 2
-    out_THD = torch.full(q_THD.shape, float("nan"), dtype=torch.float64)
-    for span in spans:
-        positions_K = span.key_positions_K
-        if positions_K is None:
-            positions_K = torch.arange(len(span.slots_K))
-        entries_KPD = kv_SPD[span.slots_K].double()
-        repeat = NUM_HEADS // num_kv_heads
-        keys_KHD = entries_KPD[:, :num_kv_heads].repeat_interleave(repeat, dim=1)
-        values_KHD = entries_KPD[:, num_kv_heads:].repeat_interleave(repeat, dim=1)
-        for offset, row in enumerate(span.query_index_Q.tolist()):
-            query = span.query_start + offset
-            seen_K = positions_K <= query
-            if window is not None:
-                seen_K &= positions_K > query - window
-            scores_HK = torch.einsum("hd,khd->hk", q_THD[row].double(), keys_KHD[seen_K]) * SCALE
-            out_THD[row] = torch.einsum("hk,khd->hd", scores_HK.softmax(-1), values_KHD[seen_K])
-    return out_THD.flatten(1)
-
-
-def make_plan(
-    kernels: KernelSet, kv_SPD: Tensor, spans: list[AttentionSpan], window: int | None = None
-) -> AttentionPlan:
-    return kernels.plan_attention(
-        spans, null_slot=kv_SPD.shape[0] - 1, scale=SCALE, dtype=kv_SPD.dtype, window=window
-    )
-
-
-def check(kernels: KernelSet, cases: list[Case], window: int | None, num_kv_heads: int = 2) -> None:
-    q_THD, kv_SPD, spans = lay_out(cases, num_kv_heads)
-    before_SPD = kv_SPD.clone()
-    plan = make_plan(kernels, kv_SPD, spans, window)
-    result_TA = kernels.attention(q_THD, kv_SPD, plan)
-    assert result_TA.shape == (len(q_THD), NUM_HEADS * HEAD_DIM)
-    assert_close(kv_SPD, before_SPD, rtol=0, atol=0, equal_nan=True)
-    assert_close(result_TA.double(), dense(q_THD, kv_SPD, spans, window), rtol=1e-4, atol=1e-5)
-
+from tests.kernels.attention_cases import Case, Heads, check, dense, lay_out
+from tests.kernels.conftest import Typed
+from tokenrouter.kernels import KernelSet, NativeKernels, ReferenceKernels, select
 
 every_window = pytest.mark.parametrize("window", [None, 1, 5, 64])
 
@@ -128,7 +24,8 @@ def test_one_request(
     kernels: KernelSet, num_keys: int, num_queries: int, scattered: bool, window: int | None
 ) -> None:
     """A whole prompt, a later chunk of one (its mask is not the square causal one), a decode token."""
-    check(kernels, [Case(num_keys=num_keys, num_queries=num_queries, scattered=scattered)], window)
+    case = Case(num_keys=num_keys, num_queries=num_queries, scattered=scattered)
+    check(kernels, lay_out([case]), window)
 
 
 @every_window
@@ -145,7 +42,7 @@ def test_a_mixed_step(kernels: KernelSet, num_kv_heads: int, window: int | None)
         Case(num_keys=17, scattered=True),
         Case(num_keys=64, num_queries=2),
     ]
-    check(kernels, cases, window, num_kv_heads)
+    check(kernels, lay_out(cases, Heads(num_kv_heads=num_kv_heads)), window, observe_queries=9)
 
 
 @every_window
@@ -158,6 +55,7 @@ def test_a_mixed_step(kernels: KernelSet, num_kv_heads: int, window: int | None)
         [31, 33, 32, 97, 98, 99, 96],
         [383, 384, 385, 1, 700, 67],
         [500, 480, 20, 10],
+        [255, 256, 257, 511, 512, 513],
         list(range(1, 40, 3)),
     ],
 )
@@ -166,42 +64,179 @@ def test_decode_groups_of_odd_lengths(
 ) -> None:
     """Padding of a group counts as a key, or a group's rows come back in another order."""
     cases = [Case(num_keys=n, scattered=i % 2 == 0) for i, n in enumerate(lengths)]
-    check(kernels, cases, window)
+    check(kernels, lay_out(cases), window)
 
 
 @every_window
 def test_evicted_entries(kernels: KernelSet, window: int | None) -> None:
     """Position taken for index: after an eviction the two differ."""
     kept = (0, 1, 5, 6, 20, 21, 22, 23)
+    gaps = (*range(0, 90, 3), *range(200, 340))  # queries are the last entries, windows cut between
     cases = [
         Case(num_keys=8, kept=kept),
         Case(num_keys=8, num_queries=3, kept=kept, scattered=True),
         Case(num_keys=12, scattered=True),
+        Case(num_keys=len(gaps), num_queries=40, kept=gaps, scattered=True),
+        Case(num_keys=len(gaps), kept=gaps),
     ]
-    check(kernels, cases, window)
+    check(kernels, lay_out(cases), window, observe_queries=2)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(kernels: KernelSet, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("observe_queries", [0, 1, 2, 16, 33, 500])
+@pytest.mark.parametrize("window", [None, 20])
+def test_attention_received(typed: Typed, window: int | None, observe_queries: int) -> None:
+    """The wrong queries of a chunk, a head counted twice, decode ranges put together without their weights."""
+    cases = [
+        Case(num_keys=70, num_queries=33, scattered=True),
+        Case(num_keys=600),
+        Case(num_keys=2, num_queries=2),
+        Case(num_keys=300, num_queries=17),
+    ]
+    step = lay_out(cases, Heads(num_heads=6, num_kv_heads=2, head_dim=16)).to(typed.dtype)
+    assert step.plan(typed.kernels, window, observe_queries).received_size == 70 + 600 + 2 + 300
+    check(typed.kernels, step, window, observe_queries)
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        Heads(num_heads=9, num_kv_heads=3, head_dim=64),
+        Heads(num_heads=16, num_kv_heads=2, head_dim=128),
+        Heads(num_heads=3, num_kv_heads=3, head_dim=20),
+        Heads(num_heads=5, num_kv_heads=1, head_dim=8),
+        Heads(num_heads=6, num_kv_heads=3, head_dim=80),
+        Heads(num_heads=2, num_kv_heads=2, head_dim=96),
+        Heads(num_heads=8, num_kv_heads=1, head_dim=32),
+        Heads(num_heads=4, num_kv_heads=1, head_dim=256),
+        Heads(num_heads=3, num_kv_heads=1, head_dim=2),
+    ],
+    ids=lambda h: f"{h.num_heads}x{h.num_kv_heads}x{h.head_dim}",
+)
+@pytest.mark.parametrize("window", [None, 40])
+def test_every_head_size_and_ratio(typed: Typed, heads: Heads, window: int | None) -> None:
+    """A head that is no multiple of a vector, more heads in a group than a block has rows, one head for all."""
+    cases = [
+        Case(num_keys=75, num_queries=23, scattered=True),
+        Case(num_keys=301, scattered=True),
+        Case(num_keys=34, num_queries=34),
+        Case(num_keys=1),
+    ]
+    check(typed.kernels, lay_out(cases, heads).to(typed.dtype), window, observe_queries=5)
+
+
+def test_a_long_context(typed: Typed) -> None:
+    """Sums over many ranges and blocks, rescaled again and again."""
+    cases = [Case(num_keys=1100, num_queries=40, scattered=True), Case(num_keys=1777)]
+    heads = Heads(num_heads=3, num_kv_heads=1, head_dim=64)
+    check(typed.kernels, lay_out(cases, heads).to(typed.dtype), observe_queries=3)
+
+
+def test_large_scores(typed: Typed) -> None:
+    """exp of a score that is not lowered by the largest one; a largest one of padding."""
+    step = lay_out([Case(num_keys=90, num_queries=35), Case(num_keys=300, scattered=True)])
+    for factor in (-300.0, 300.0):
+        step.q_THD.mul_(factor).clamp_(-800, 800)
+        expected_TA, _ = dense(step.to(typed.dtype), None)
+        plan = step.to(typed.dtype).plan(typed.kernels)
+        got_TA = typed.kernels.attention(
+            step.q_THD.to(typed.dtype), step.kv_SPD.to(typed.dtype), plan
+        )
+        torch.testing.assert_close(got_TA.double(), expected_TA, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("num_queries", [1, 3])
+def test_a_query_that_sees_nothing(kernels: KernelSet, num_queries: int) -> None:
+    """All of a request's entries have left the window: 0/0, or the softmax of what may not be seen."""
+    away = Case(num_keys=9, num_queries=num_queries, gap=100)
+    for dtype in (torch.float32, torch.bfloat16):
+        step = lay_out([Case(num_keys=5), away, Case(num_keys=40, num_queries=7)]).to(dtype)
+        plan = step.plan(kernels, window=5)
+        received = torch.full((plan.received_size,), float("nan"))
+        result_TA = kernels.attention(step.q_THD, step.kv_SPD, plan, received=received)
+        rows = step.batch.query_rows_T[1 : 1 + num_queries]
+        assert not result_TA[rows].any() and result_TA.isfinite().all()
+        assert not received[5:14].any() and received.isfinite().all()
+
+
+def test_no_entries_at_all(kernels: KernelSet) -> None:
+    """num_keys 0, a request whose every entry is gone."""
+    step = lay_out([Case(num_keys=6), Case(num_keys=4)])
+    step.batch.num_keys_B[1] = 0
+    plan = step.plan(kernels)
+    received = torch.full((plan.received_size,), float("nan"))
+    result_TA = kernels.attention(step.q_THD, step.kv_SPD, plan, received=received)
+    row = int(step.batch.query_rows_T[1])
+    assert not result_TA[row].any() and result_TA[1 - row].any()
+    assert received.shape == (6,) and abs(float(received.sum()) - 1) < 1e-5
+
+
+def test_no_requests(level: NativeKernels) -> None:
+    """A forward without tokens."""
+    step = lay_out([Case(num_keys=3)])
+    none = torch.empty(0, dtype=torch.int64)
+    for name in ("query_rows_T", "num_queries_B", "query_start_B", "row_B", "num_keys_B"):
+        object.__setattr__(step.batch, name, none)
+    plan = step.plan(level)
+    out_TA = torch.empty(0, 32)
+    assert level.attention(step.q_THD[:0], step.kv_SPD, plan, out=out_TA) is out_TA
+    assert plan.received_size == 0
+
+
+def test_half_precision_of_the_reference() -> None:
     """Scores summed in half precision, or another dtype than the queries'."""
-    q_THD, kv_SPD, spans = lay_out(
-        [Case(num_keys=30, num_queries=30), Case(num_keys=50), Case(num_keys=9)], 2
-    )
-    q_THD, kv_SPD = q_THD.to(dtype), kv_SPD.to(dtype)
-    plan = make_plan(kernels, kv_SPD, spans)
-    result_TA = kernels.attention(q_THD, kv_SPD, plan)
-    assert result_TA.dtype == dtype
-    assert_close(result_TA.double(), dense(q_THD, kv_SPD, spans, None), rtol=0.02, atol=0.02)
+    cases = [Case(num_keys=30, num_queries=30), Case(num_keys=50), Case(num_keys=9)]
+    check(ReferenceKernels(), lay_out(cases).to(torch.float16))
 
 
-def test_takes_queries_as_a_strided_view(kernels: KernelSet) -> None:
+def test_takes_queries_as_a_strided_view(typed: Typed) -> None:
     """The queries are the first heads of the fused projection, not a tensor of their own."""
-    q_THD, kv_SPD, spans = lay_out([Case(num_keys=12, num_queries=12), Case(num_keys=5)], 2)
-    wide_THX = torch.full((len(q_THD), 2 * NUM_HEADS, HEAD_DIM), float("nan"))
-    wide_THX[:, :NUM_HEADS] = q_THD
-    plan = make_plan(kernels, kv_SPD, spans)
-    result_TA = kernels.attention(wide_THX[:, :NUM_HEADS], kv_SPD, plan)
-    assert torch.equal(result_TA, kernels.attention(q_THD, kv_SPD, plan))
+    kernels, dtype = typed
+    step = lay_out([Case(num_keys=12, num_queries=12), Case(num_keys=5)]).to(dtype)
+    wide_THX = torch.full((len(step.q_THD), 8, 8), float("nan"), dtype=dtype)
+    wide_THX[:, :4] = step.q_THD
+    plan = step.plan(kernels)
+    result_TA = kernels.attention(wide_THX[:, :4], step.kv_SPD, plan)
+    assert torch.equal(result_TA, kernels.attention(step.q_THD, step.kv_SPD, plan))
+
+
+def test_company_and_threads_change_no_bit(level: NativeKernels) -> None:
+    """Ranges or blocks that depend on the batch or on the number of threads: greedy outputs then differ."""
+    cases = [
+        Case(num_keys=600, scattered=True),
+        Case(num_keys=90, num_queries=50, scattered=True),
+        Case(num_keys=31),
+        Case(num_keys=280, num_queries=2),
+    ]
+    heads = Heads(num_heads=9, num_kv_heads=3, head_dim=64)
+    for dtype in (torch.float32, torch.bfloat16):
+        step, results = lay_out(cases, heads).to(dtype), []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            plan = step.plan(level, None, 4)
+            received = torch.empty(plan.received_size)
+            result_TA = level.attention(step.q_THD, step.kv_SPD, plan, received=received)
+            results.append((result_TA, received))
+        assert all(
+            torch.equal(x, y) for r in results[1:] for x, y in zip(r, results[0], strict=True)
+        )
+        at = 0
+        for index, case in enumerate(cases):
+            rows = step.batch.query_rows_T[at : at + case.num_queries]
+            alone = {
+                name: getattr(step.batch, name)[index : index + 1]
+                for name in ("num_queries_B", "query_start_B", "row_B", "num_keys_B")
+            }
+            single = lay_out([case], heads)
+            for name, value in alone.items():
+                object.__setattr__(single.batch, name, value)
+            object.__setattr__(single.batch, "slots_RN", step.batch.slots_RN)
+            object.__setattr__(single.batch, "query_rows_T", torch.arange(case.num_queries))
+            by_itself = type(step)(
+                q_THD=step.q_THD[rows], kv_SPD=step.kv_SPD, batch=single.batch, heads=heads
+            )
+            got_TA = level.attention(by_itself.q_THD, step.kv_SPD, by_itself.plan(level))
+            assert torch.equal(got_TA, results[0][0][rows]), f"{dtype}, request {index}"
+            at += case.num_queries
 
 
 cases_strategy = st.lists(
@@ -217,8 +252,19 @@ cases_strategy = st.lists(
 @given(
     cases=cases_strategy,
     window=st.one_of(st.none(), st.integers(1, 70)),
-    num_kv_heads=st.sampled_from([1, 2, 4]),
+    ratio=st.sampled_from([(4, 1), (4, 2), (4, 4), (6, 2), (8, 1)]),
+    head_dim=st.sampled_from([8, 20, 32, 64]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    observe_queries=st.integers(1, 40),
 )
-def test_any_step(cases: list[Case], window: int | None, num_kv_heads: int) -> None:
+def test_any_step(
+    cases: list[Case],
+    window: int | None,
+    ratio: tuple[int, int],
+    head_dim: int,
+    dtype: torch.dtype,
+    observe_queries: int,
+) -> None:
     """The combination nobody thought of."""
-    check(select(), cases, window, num_kv_heads)
+    heads = Heads(num_heads=ratio[0], num_kv_heads=ratio[1], head_dim=head_dim)
+    check(select(), lay_out(cases, heads).to(dtype), window, observe_queries)

@@ -4,25 +4,21 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tokenrouter.kernels import KernelSet
+from tests.kernels.conftest import Typed
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-9}
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(
-    ("num_rows", "num_out", "num_in"), [(1, 64, 32), (5, 97, 51), (70, 48, 64)]
+    ("num_rows", "num_out", "num_in"),
+    [(1, 64, 32), (5, 97, 51), (70, 48, 64), (1, 1, 1), (17, 31, 1), (33, 1, 130), (2, 3, 1537)],
 )
 def test_equals_the_formula(
-    kernels: KernelSet,
-    dtype: torch.dtype,
-    num_rows: int,
-    num_out: int,
-    num_in: int,
-    with_bias: bool,
+    typed: Typed, num_rows: int, num_out: int, num_in: int, with_bias: bool
 ) -> None:
     """A packed layout read as if it were plain, a bias dropped, odd sizes."""
+    kernels, dtype = typed
     torch.manual_seed(0)
     weight_NK = torch.randn(num_out, num_in).to(dtype)
     bias_N = torch.randn(num_out).to(dtype) if with_bias else None
@@ -38,9 +34,9 @@ def test_equals_the_formula(
     assert_close(result_TN.double(), expected_TN, rtol=TOLERANCE[dtype], atol=atol)
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
-def test_takes_a_slice_of_a_larger_tensor(kernels: KernelSet, dtype: torch.dtype) -> None:
+def test_takes_a_slice_of_a_larger_tensor(typed: Typed) -> None:
     """A slice of the residual stream starts inside its storage; a copied pointer would not."""
+    kernels, dtype = typed
     torch.manual_seed(1)
     packed = kernels.pack_matmul(torch.randn(32, 16).to(dtype), None)
     x_TK = torch.randn(9, 16).to(dtype)
@@ -50,8 +46,8 @@ def test_takes_a_slice_of_a_larger_tensor(kernels: KernelSet, dtype: torch.dtype
     assert_close(part_TN, whole_TN[4:7], rtol=TOLERANCE[dtype], atol=atol)
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
-def test_no_tokens(kernels: KernelSet, dtype: torch.dtype) -> None:
+def test_no_tokens(typed: Typed) -> None:
     """A slice without tokens is refused by the library underneath."""
+    kernels, dtype = typed
     packed = kernels.pack_matmul(torch.randn(32, 16).to(dtype), torch.randn(32).to(dtype))
     assert kernels.matmul(torch.zeros(0, 16, dtype=dtype), packed).shape == (0, 32)

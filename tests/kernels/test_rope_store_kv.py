@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from tokenrouter.kernels import KernelSet
+from tests.kernels.conftest import Typed
+from tokenrouter.kernels import KernelSet, NativeKernels, ReferenceKernels
 from tokenrouter.kernels.rope_store_kv.reference import signed_sin
 
 NUM_SLOTS, HEAD_DIM = 40, 16
@@ -79,3 +80,56 @@ def test_scores_depend_on_the_distance_alone(kernels: KernelSet) -> None:
         q_THD = kernels.rope_store_kv(qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD)
         scores.append(float(q_THD[0, 0] @ kv_SPD[1, 0]))
     assert_close(torch.tensor(scores), torch.full((3,), scores[0]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("head_dim", [2, 6, 20, 32, 64, 80, 96, 128])
+@pytest.mark.parametrize("num_tokens", [0, 1, 5, 67])
+def test_native_equals_the_reference(level: NativeKernels, head_dim: int, num_tokens: int) -> None:
+    """A half that is no multiple of a vector; a projection that is a slice of a wider tensor; threads."""
+    torch.manual_seed(head_dim)
+    heads, groups = 3, 2
+    slots_T = torch.randperm(80)[:num_tokens]
+    for dtype in (torch.float32, torch.bfloat16):
+        wide_TX = torch.randn(num_tokens, (heads + 2 * groups) * head_dim + 11).to(dtype)
+        qkv_TO = wide_TX[:, 7:-4]
+        cos_TD, sin_TD = torch.randn(2, num_tokens, head_dim).to(dtype)
+        results = []
+        for kernels, threads in ((ReferenceKernels(), 1), (level, 1), (level, 2), (level, 3)):
+            torch.set_num_threads(threads)
+            kv_SPD = torch.full((80, 2 * groups, head_dim), 9.0).to(dtype)
+            plain_TO = qkv_TO.contiguous() if kernels.name == "reference" else qkv_TO
+            q_THD = kernels.rope_store_kv(plain_TO, cos_TD, sin_TD, slots_T, kv_SPD)
+            results.append((q_THD, kv_SPD))
+        half = dtype == torch.bfloat16
+        for ours, theirs in zip(results[1], results[0], strict=True):
+            assert_close(ours, theirs, rtol=2**-7 if half else 1e-5, atol=2**-6 if half else 1e-5)
+        values_TGD = qkv_TO.unflatten(1, (heads + 2 * groups, head_dim))[:, heads + groups :]
+        assert torch.equal(results[1][1][slots_T, groups:], values_TGD)
+        for result in results[2:]:
+            assert all(torch.equal(x, y) for x, y in zip(result, results[1], strict=True))
+
+
+@pytest.mark.parametrize("head_dim", [20, 64])
+def test_an_int8_store(typed: Typed, head_dim: int) -> None:
+    """A scale per token instead of per head, values quantised with the keys' scale, another slot written."""
+    kernels, dtype = typed
+    torch.manual_seed(3)
+    qkv_TO = torch.randn(5, 7 * head_dim).to(dtype)
+    qkv_TO[:, -head_dim:] *= 100
+    cos_TD, sin_TD = torch.randn(2, 5, head_dim).to(dtype)
+    slots_T = torch.tensor([8, 0, 3, 11, 4])
+    plain_SPD = torch.zeros(13, 4, head_dim, dtype=dtype)
+    expected_THD = kernels.rope_store_kv(qkv_TO, cos_TD, sin_TD, slots_T, plain_SPD)
+    kv_SPD = torch.full((13, 4, head_dim), 99, dtype=torch.int8)
+    scale_SP = torch.full((13, 4), float("nan"))
+    out_THD = torch.empty(5, 3, head_dim, dtype=dtype)
+    given = kernels.rope_store_kv(
+        qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, scale_SP=scale_SP, out=out_THD
+    )
+    assert given is out_THD and torch.equal(out_THD, expected_THD)
+    rows = ReferenceKernels().quantize_rows(plain_SPD[slots_T].flatten(0, 1))
+    assert torch.equal(kv_SPD[slots_T].flatten(0, 1), rows.q_TK)
+    assert torch.equal(scale_SP[slots_T].flatten(), rows.scale_T1.flatten().float())
+    untouched_S = torch.ones(13, dtype=torch.bool)
+    untouched_S[slots_T] = False
+    assert (kv_SPD[untouched_S] == 99).all() and scale_SP[untouched_S].isnan().all()

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tokenrouter import LLM, EngineOptions
+from tokenrouter.executors import build_pool
 from tokenrouter.models import LoadedModel
 from tokenrouter.models.loader import from_hf_model
 from tokenrouter.models.tiny import ByteTokenizer, tiny_hf
@@ -104,10 +105,19 @@ def sequences(lengths: Sequence[int], vocab_size: int = 384) -> list[list[int]]:
 
 
 def scored(
-    model: LoadedModel, ids: list[list[int]], *, chunk: int, prefill_len: int | None
+    model: LoadedModel,
+    ids: list[list[int]],
+    *,
+    chunk: int,
+    prefill_len: int | None,
+    backend: str = "auto",
 ) -> list[Tensor]:
     """Logits [T, V] per sequence from the serving path; rows that were not handed over are NaN."""
-    llm = LLM(model, options=EngineOptions(max_num_batched_tokens=chunk, max_num_seqs=8))
+    llm = LLM(
+        model,
+        executors=build_pool("full", model, kernels=backend),
+        options=EngineOptions(max_num_batched_tokens=chunk, max_num_seqs=8),
+    )
     got = [torch.full((len(one), model.config.vocab_size), float("nan")) for one in ids]
 
     def sink(index: int, start: int, logits_TV: Tensor) -> None:
@@ -119,7 +129,8 @@ def scored(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_equal_those_of_transformers(name: str) -> None:
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_logits_equal_those_of_transformers(backend: str, name: str) -> None:
     """An option of a family that is read wrongly, or not at all; chunks or decode at a wrong position."""
     family, options = CASES[name]
     hf_model = tiny_hf(family, **options)
@@ -127,9 +138,9 @@ def test_logits_equal_those_of_transformers(name: str) -> None:
     ids = sequences([1, 7, 130])
     with torch.inference_mode():
         expected = [hf_model(torch.tensor([one])).logits[0] for one in ids]
-    prefill = scored(model, ids, chunk=512, prefill_len=None)
-    chunked = scored(model, ids, chunk=48, prefill_len=None)
-    decoded = scored(model, ids[1:], chunk=512, prefill_len=3)
+    prefill = scored(model, ids, chunk=512, prefill_len=None, backend=backend)
+    chunked = scored(model, ids, chunk=48, prefill_len=None, backend=backend)
+    decoded = scored(model, ids[1:], chunk=512, prefill_len=3, backend=backend)
     for want, whole, parts in zip(expected, prefill, chunked, strict=True):
         assert_close(whole, want, rtol=0, atol=1e-4)
         assert_close(parts, want, rtol=0, atol=1e-4)

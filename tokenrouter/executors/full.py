@@ -22,7 +22,6 @@ class FullActivationExecutor(Executor):
         self._buffers = RowBuffers(
             {
                 "normed": (config.hidden_size, dtype),
-                "gate_up": (2 * config.intermediate_size, dtype),
                 "gated": (config.intermediate_size, dtype),
             }
         )
@@ -47,8 +46,7 @@ class FullActivationExecutor(Executor):
         """See Executor."""
         buffers, norm_E = self._buffers.rows(hidden_TE.shape[0]), self._layers[layer].post_norm_E
         self._kernels.rms_norm(hidden_TE, norm_E, self._eps, out=buffers["normed"])
-        self._product(buffers["normed"], self._linears.gate_up[layer], out=buffers["gate_up"])
-        self._kernels.silu_mul(buffers["gate_up"], out=buffers["gated"])
+        self._product(buffers["normed"], self._linears.gate_up[layer], out=buffers["gated"])
         self._product(buffers["gated"], self._linears.down[layer], out=hidden_TE, accumulate=True)
 
     def logits(self, hidden_TE: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ class Int8Executor(Executor):
             {
                 "hidden_q": (config.hidden_size, torch.int8),
                 "heads_q": (config.num_heads * config.head_dim, torch.int8),
-                "gate_up": (2 * config.intermediate_size, self._dtype),
+                "gated": (config.intermediate_size, self._dtype),
                 "gated_q": (config.intermediate_size, torch.int8),
                 "scale": (1, scale_dtype(self._dtype)),
             }
@@ -54,9 +54,9 @@ class Int8Executor(Executor):
         rows = QuantizedRows(buffers["hidden_q"], buffers["scale"], self._dtype)
         norm_E = self._layers[layer].post_norm_E
         kernels.rms_norm_quantize(hidden_TE, norm_E, self._eps, out=rows)
-        kernels.int8_matmul(rows, self._linears.gate_up[layer], out=buffers["gate_up"])
+        kernels.int8_matmul(rows, self._linears.gate_up[layer], out=buffers["gated"])
         gated = QuantizedRows(buffers["gated_q"], buffers["scale"], self._dtype)
-        kernels.silu_mul_quantize(buffers["gate_up"], out=gated)
+        kernels.quantize_rows(buffers["gated"], out=gated)
         kernels.int8_matmul(gated, self._linears.down[layer], out=hidden_TE, accumulate=True)
 
     def logits(self, hidden_TE: Tensor) -> Tensor:

@@ -25,15 +25,13 @@ class PackedLinears:
     lm_head: PackedWeights
 
     @classmethod
-    def of(
-        cls, model: LoadedModel, pack: Callable[[Tensor, Tensor | None], PackedWeights]
-    ) -> "PackedLinears":
-        """Packs every linear of ``model`` with ``pack(weight, bias)``."""
+    def of(cls, model: LoadedModel, pack: Callable[..., PackedWeights]) -> "PackedLinears":
+        """Packs every linear of ``model`` with ``pack(weight, bias)``, gate and up as ``gated``."""
         layers = model.weights.layers
         return cls(
             qkv=[pack(layer.qkv_OE, layer.qkv_bias_O) for layer in layers],
             out=[pack(layer.out_EA, layer.out_bias_E) for layer in layers],
-            gate_up=[pack(layer.gate_up_JE, layer.gate_up_bias_J) for layer in layers],
+            gate_up=[pack(layer.gate_up_JE, layer.gate_up_bias_J, gated=True) for layer in layers],
             down=[pack(layer.down_EI, layer.down_bias_E) for layer in layers],
             lm_head=pack(model.weights.lm_head_VE, None),
         )

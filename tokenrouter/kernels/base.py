@@ -95,14 +95,13 @@ class KernelSet(ABC):
         """``silu(gate) * up``: ``[T, I]``."""
 
     @abstractmethod
-    def silu_mul_quantize(
-        self, gate_up_TJ: Tensor, *, out: QuantizedRows | None = None
-    ) -> QuantizedRows:
-        """``quantize_rows`` of ``silu_mul``."""
+    def pack_matmul(
+        self, weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False
+    ) -> PackedWeights:
+        """Packs weights of any float dtype for ``matmul``; the originals are not modified.
 
-    @abstractmethod
-    def pack_matmul(self, weight_NK: Tensor, bias_N: Tensor | None) -> PackedWeights:
-        """Packs weights of any float dtype for ``matmul``; the originals are not modified."""
+        ``gated`` weights are gate rows, then as many up rows: products return ``silu(gate) * up``, ``[T, N / 2]``.
+        """
 
     @abstractmethod
     def matmul(
@@ -116,7 +115,9 @@ class KernelSet(ABC):
         """``x @ weight.T + bias`` in the weight's dtype; ``accumulate`` adds it to ``out``."""
 
     @abstractmethod
-    def pack_int8(self, weight_NK: Tensor, bias_N: Tensor | None) -> PackedWeights:
+    def pack_int8(
+        self, weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False
+    ) -> PackedWeights:
         """Quantises weights per output channel and packs them for ``int8_matmul`` and ``int8_weight_matmul``."""
 
     @abstractmethod

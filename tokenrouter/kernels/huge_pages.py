@@ -34,7 +34,7 @@ def _pages(tensor: Tensor) -> range:
         address, num_bytes = torch.ops.mkldnn.data_ptr(tensor), torch.ops.mkldnn._nbytes(tensor)
     else:
         address, num_bytes = tensor.data_ptr(), tensor.numel() * tensor.element_size()
-    if tensor.device.type != "cpu" or num_bytes < _PAGE_BYTES // 2:
+    if tensor.device.type != "cpu" or num_bytes < _PAGE_BYTES // 16:
         return range(0)
     return range(address // _PAGE_BYTES * _PAGE_BYTES, address + num_bytes, _PAGE_BYTES)
 

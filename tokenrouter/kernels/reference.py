@@ -60,15 +60,11 @@ class ReferenceKernels(KernelSet):
         """See KernelSet."""
         return silu_mul_reference.silu_mul(gate_up_TJ, out=out)
 
-    def silu_mul_quantize(
-        self, gate_up_TJ: Tensor, *, out: QuantizedRows | None = None
-    ) -> QuantizedRows:
+    def pack_matmul(
+        self, weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False
+    ) -> PackedWeights:
         """See KernelSet."""
-        return self.quantize_rows(self.silu_mul(gate_up_TJ), out=out)
-
-    def pack_matmul(self, weight_NK: Tensor, bias_N: Tensor | None) -> PackedWeights:
-        """See KernelSet."""
-        return matmul_reference.pack(weight_NK, bias_N)
+        return matmul_reference.pack(weight_NK, bias_N, gated=gated)
 
     def matmul(
         self,
@@ -82,9 +78,11 @@ class ReferenceKernels(KernelSet):
         dense = cast(PackedMatmul, packed)
         return matmul_reference.matmul(x_TK, dense, out=out, accumulate=accumulate)
 
-    def pack_int8(self, weight_NK: Tensor, bias_N: Tensor | None) -> PackedWeights:
+    def pack_int8(
+        self, weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False
+    ) -> PackedWeights:
         """See KernelSet."""
-        return int8_matmul_reference.pack(weight_NK, bias_N)
+        return int8_matmul_reference.pack(weight_NK, bias_N, gated=gated)
 
     def int8_matmul(
         self,

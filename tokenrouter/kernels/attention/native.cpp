@@ -28,12 +28,12 @@ typename V::value_type* at_least(V& v, int64_t size) {
 }
 
 int64_t part_floats(const AttentionShape& shape, bool with_weights) {
-    return shape.repeat() * (2 + shape.head_dim + (with_weights ? kSplitKeys : 0));
+    return shape.num_heads * (2 + shape.head_dim + (with_weights ? kSplitKeys : 0));
 }
 
 DecodePart part_at(const AttentionShape& shape, float* parts, int64_t index, bool with_weights) {
     float* base = parts + index * part_floats(shape, with_weights);
-    const int64_t heads = shape.repeat();
+    const int64_t heads = shape.num_heads;
     float* values = base + 2 * heads;
     return {base, base + heads, values, with_weights ? values + heads * shape.head_dim : nullptr};
 }
@@ -75,11 +75,9 @@ void AttentionPlan::plan_decode(int64_t r) {
     const int64_t last = std::max(first, request.last_key(request.query_start));
     first_key_[size_t(r)] = first;
     first_part_[size_t(r)] = num_parts_;
-    for (int64_t g = 0; g < shape_.num_groups; ++g) {
-        for (int64_t k = first; k == first || k < last; k += kSplitKeys) {
-            const int64_t end = std::min(last, k + kSplitKeys);
-            items_.push_back({r, g, k, end, num_parts_++, (end - k) * 2});
-        }
+    for (int64_t k = first; k == first || k < last; k += kSplitKeys) {
+        const int64_t end = std::min(last, k + kSplitKeys);
+        items_.push_back({r, 0, k, end, num_parts_++, (end - k) * 2 * shape_.num_groups});
     }
 }
 
@@ -178,47 +176,26 @@ void AttentionPlan::run(const AttentionRun& run) {
     }
 }
 
-// Puts the ranges of a decoded request together: each weighs exp(its largest score - the largest of all).
 void AttentionPlan::finish_decode(const AttentionRun& run, int64_t r, float* parts) {
     const AttentionRequest& request = requests_[size_t(r)];
     const bool observed = run.received != nullptr;
-    const int64_t heads = shape_.repeat(), dim = shape_.head_dim;
-    const int64_t num_ranges = num_request_items_[size_t(r)] / shape_.num_groups;
+    const int64_t first = first_key_[size_t(r)], last = std::max(first, request.last_key(request.query_start));
+    const int64_t count = num_request_items_[size_t(r)];
+    static thread_local std::vector<DecodePart> ranges;
+    static thread_local std::vector<int64_t> counts;
+    static thread_local std::vector<float> scratch;
+    ranges.clear();
+    counts.clear();
+    at_least(scratch, count);
+    for (int64_t i = 0; i < count; ++i) {
+        ranges.push_back(part_at(shape_, parts, first_part_[size_t(r)] + i, observed));
+        counts.push_back(std::min(kSplitKeys, last - first - i * kSplitKeys));
+    }
     float* received = observed ? run.received + request.received_offset : nullptr;
     if (observed) std::fill_n(received, request.num_keys, 0.0f);
-    std::vector<float> factor(static_cast<size_t>(num_ranges)), values(static_cast<size_t>(dim));
-    for (int64_t g = 0; g < shape_.num_groups; ++g) {
-        const int64_t first = first_part_[size_t(r)] + g * num_ranges;
-        for (int64_t h = 0; h < heads; ++h) {
-            float largest = -INFINITY, sum = 0;
-            for (int64_t i = 0; i < num_ranges; ++i)
-                largest = std::max(largest, part_at(shape_, parts, first + i, observed).largest[h]);
-            for (int64_t i = 0; i < num_ranges; ++i) {
-                const DecodePart part = part_at(shape_, parts, first + i, observed);
-                factor[size_t(i)] = part.sum[h] != 0 ? std::exp(part.largest[h] - largest) : 0.0f;
-                sum += factor[size_t(i)] * part.sum[h];
-            }
-            std::fill(values.begin(), values.end(), 0.0f);
-            for (int64_t i = 0; i < num_ranges; ++i) {
-                const DecodePart part = part_at(shape_, parts, first + i, observed);
-                const float weight = sum != 0 ? factor[size_t(i)] / sum : 0.0f;
-                for (int64_t d = 0; d < dim; ++d) values[size_t(d)] += weight * part.values[h * dim + d];
-                if (!observed) continue;
-                const int64_t begin = first_key_[size_t(r)] + i * kSplitKeys;
-                const int64_t end = std::min(request.last_key(request.query_start), begin + kSplitKeys);
-                const float by = weight / float(shape_.num_heads);
-                for (int64_t k = begin; k < end; ++k) received[k] += by * part.weights[h * kSplitKeys + k - begin];
-            }
-            const int64_t at = request.query_rows[0] * shape_.num_heads * dim + (g * heads + h) * dim;
-            for (int64_t d = 0; d < dim; ++d) {
-                if (shape_.is_bf16) {
-                    from_float(values[size_t(d)], static_cast<bf16*>(run.out) + at + d);
-                } else {
-                    static_cast<float*>(run.out)[at + d] = values[size_t(d)];
-                }
-            }
-        }
-    }
+    const int64_t at = request.query_rows[0] * shape_.num_heads * shape_.head_dim * (shape_.is_bf16 ? 2 : 4);
+    merge_parts(shape_, ranges.data(), count, counts.data(), scratch.data(), static_cast<uint8_t*>(run.out) + at,
+                observed ? received + first : nullptr);
 }
 
 // Adds up the column sums of a prefill request's items, in their order.

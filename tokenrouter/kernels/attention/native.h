@@ -16,7 +16,7 @@
 
 namespace tr {
 
-constexpr int64_t kSplitKeys = 256;  // keys of one decode item
+constexpr int64_t kSplitKeys = 128;  // keys of one decode item
 constexpr int64_t kBlockRows = 32;   // (query, head) rows of one prefill item
 constexpr int64_t kBlockKeys = 128;  // keys between two rescalings of a prefill item
 
@@ -45,8 +45,8 @@ struct AttentionRequest {
 };
 
 struct AttentionItem {
-    int64_t request, group;
-    int64_t begin, end;  // decode: keys; prefill: (query, head) rows
+    int64_t request, group;  // decode: all groups
+    int64_t begin, end;      // decode: keys; prefill: (query, head) rows
     int64_t part;        // decode: its place among partial results; prefill: its place among column sums, -1: none
     int64_t cost;
 };
@@ -62,14 +62,19 @@ struct AttentionRun {
 
 // ---- what the two kinds of items share --------------------------------------------------------------------------------
 
-// Result of a decode item: per head of the group its largest score, sum of weights, weighted values (unnormalised), and
-// where they are asked for the weights themselves.
+// Result of a decode item: per head its largest scaled score, sum of weights, weighted values (unnormalised), and where
+// they are asked for the weights themselves.
 struct DecodePart {
-    float *largest, *sum, *values, *weights;  // [repeat], [repeat], [repeat, D], [repeat, kSplitKeys] or null
+    float *largest, *sum, *values, *weights;  // [H], [H], [H, D], [H, kSplitKeys] or null
 };
 
 void decode_item(const AttentionShape& shape, const AttentionRequest& request, const AttentionItem& item,
                  const AttentionRun& run, const DecodePart& part);
+
+// Puts the ranges of a request together, each weighing exp(its largest score - the largest of all). `counts`: keys of
+// each; `scratch` [num_parts]; `out` [H * D]; `received` [sum of counts] or null: is added to, mean over heads.
+void merge_parts(const AttentionShape& shape, const DecodePart* parts, int64_t num_parts, const int64_t* counts,
+                 float* scratch, void* out, float* received);
 
 // Packed keys and values of one request and group: `num_panels` panels of 32 keys, from entry `first_key` on.
 struct PackedKeys {

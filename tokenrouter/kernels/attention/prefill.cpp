@@ -28,6 +28,7 @@ TR_INLINE const T* entry(const Source& from, int64_t i) {
     return static_cast<const T*>(from.entries) + from.slots[i] * from.stride;
 }
 
+template <class V>
 TR_INLINE void pack_float_body(const Source& from, int64_t dim, int64_t padded, float* keys, float* values,
                                int64_t num_panels) {
     std::memset(keys, 0, size_t(32 * padded) * sizeof(float));
@@ -43,6 +44,7 @@ TR_INLINE void pack_float_body(const Source& from, int64_t dim, int64_t padded, 
     }
 }
 
+template <class V>
 TR_INLINE void pack_bf16_body(const Source& from, int64_t dim, int64_t padded, uint8_t* keys, uint8_t* values,
                               int64_t num_panels) {
     std::memset(keys, 0, size_t(padded * 64));
@@ -70,21 +72,21 @@ TR_INLINE void pack_bf16_body(const Source& from, int64_t dim, int64_t padded, u
     }
 }
 
-TR_EACH_ISA(pack_float, pack_float_body,
+TR_EACH_ISA(pack_float, pack_float_body, (),
             (const Source& from, int64_t dim, int64_t padded, float* keys, float* values, int64_t num_panels),
             (from, dim, padded, keys, values, num_panels))
-TR_EACH_ISA(pack_bf16, pack_bf16_body,
+TR_EACH_ISA(pack_bf16, pack_bf16_body, (),
             (const Source& from, int64_t dim, int64_t padded, uint8_t* keys, uint8_t* values, int64_t num_panels),
             (from, dim, padded, keys, values, num_panels))
 
 // ---- products ---------------------------------------------------------------------------------------------------------
 
 // sums [rows, 32] = a [rows, k] times a float panel [k, 32].
-template <int R>
+template <class V, int R>
 TR_INLINE void float_rows(const float* a, int64_t a_stride, const float* panel, int64_t k_size, float* sums) {
     f32x16 acc[R][2] = {};
     for (int64_t k = 0; k < k_size; ++k) {
-        const f32x16 w0 = load16(panel + k * 32), w1 = load16(panel + k * 32 + 16);
+        const f32x16 w0 = load16<V>(panel + k * 32), w1 = load16<V>(panel + k * 32 + 16);
         for (int r = 0; r < R; ++r) {
             const float x = a[r * a_stride + k];
             acc[r][0] += w0 * x;
@@ -92,19 +94,20 @@ TR_INLINE void float_rows(const float* a, int64_t a_stride, const float* panel, 
         }
     }
     for (int r = 0; r < R; ++r) {
-        store16(sums + r * 32, acc[r][0]);
-        store16(sums + r * 32 + 16, acc[r][1]);
+        store16<V>(sums + r * 32, acc[r][0]);
+        store16<V>(sums + r * 32 + 16, acc[r][1]);
     }
 }
 
+template <class V>
 TR_INLINE void float_panel_body(const float* a, int64_t a_stride, int64_t rows, const float* panel, int64_t k_size,
                                 float* sums) {
     int64_t i = 0;
-    for (; i + 4 <= rows; i += 4) float_rows<4>(a + i * a_stride, a_stride, panel, k_size, sums + i * 32);
-    for (; i < rows; ++i) float_rows<1>(a + i * a_stride, a_stride, panel, k_size, sums + i * 32);
+    for (; i + 4 <= rows; i += 4) float_rows<V, 4>(a + i * a_stride, a_stride, panel, k_size, sums + i * 32);
+    for (; i < rows; ++i) float_rows<V, 1>(a + i * a_stride, a_stride, panel, k_size, sums + i * 32);
 }
 
-TR_EACH_ISA(float_panel, float_panel_body,
+TR_EACH_ISA(float_panel, float_panel_body, (),
             (const float* a, int64_t a_stride, int64_t rows, const float* panel, int64_t k_size, float* sums),
             (a, a_stride, rows, panel, k_size, sums))
 
@@ -116,6 +119,7 @@ struct RowState {
     int64_t first, last;  // visible entries, counted from the first packed one
 };
 
+// Scores of entries that the row does not see become -inf.
 TR_INLINE f32x16 visible(f32x16 scores, int64_t at, const RowState& row) {
     if (at >= row.first && at + kLanes <= row.last) return scores;
     for (int64_t i = 0; i < kLanes; ++i)
@@ -123,84 +127,103 @@ TR_INLINE f32x16 visible(f32x16 scores, int64_t at, const RowState& row) {
     return scores;
 }
 
-// scores: num_panels x [32 rows, 32 keys]; weights [32, kBlockKeys]; rescale [32]: what earlier sums are worth now.
-template <typename T>
-TR_INLINE void soften_body(const float* scores, int64_t num_panels, int64_t at, float scale, RowState* state,
-                           int64_t rows, T* weights, float* rescale) {
+// The scores of row r for 16 keys from k on.
+TR_INLINE float* score_at(float* scores, int64_t r, int64_t k) { return scores + ((k / 32) * 32 + r) * 32 + k % 32; }
+
+// scores: num_panels x [32 rows, 32 keys], of entries from `at` on; those that a row does not see become -inf. weights
+// [32, kBlockKeys]; rescale [32]: what earlier sums are worth now.
+template <class V, typename T>
+TR_INLINE void soften_body(float* scores, int64_t num_panels, int64_t at, float scale, RowState* state, int64_t rows,
+                           T* weights, float* rescale) {
+    const int64_t count = num_panels * 32;
     for (int64_t r = 0; r < rows; ++r) {
         RowState& row = state[r];
-        f32x16 top = splat(row.largest);
-        for (int64_t p = 0; p < num_panels; ++p)
-            for (int64_t half = 0; half < 32; half += kLanes)
-                top = max16(top, visible(load16(scores + (p * 32 + r) * 32 + half) * scale, at + p * 32 + half, row));
-        const float largest = max_of(top);
-        const float base = largest == -INFINITY ? 0.0f : largest;
-        f32x16 total = {};
-        for (int64_t p = 0; p < num_panels; ++p) {
-            for (int64_t half = 0; half < 32; half += kLanes) {
-                const f32x16 x = visible(load16(scores + (p * 32 + r) * 32 + half) * scale, at + p * 32 + half, row);
-                const f32x16 weight = exp16(x - base);
-                store16(weights + r * kBlockKeys + p * 32 + half, weight);
-                total += weight;
+        f32x16 top = splat(-INFINITY);
+        for (int64_t k = 0; k < count; k += kLanes) {
+            f32x16 x = load16<V>(score_at(scores, r, k));
+            if (at + k < row.first || at + k + kLanes > row.last) {
+                x = visible(x, at + k, row);
+                store16<V>(score_at(scores, r, k), x);
             }
+            top = max16<V>(top, x);
         }
-        rescale[r] = row.largest == -INFINITY ? 0.0f : std::exp(row.largest - base);
+        const float block = max_of(top) * scale;
+        const float largest = larger(block, row.largest);
+        T* to = weights + r * kBlockKeys;
+        if (largest == -INFINITY) {  // nothing to see yet
+            for (int64_t k = 0; k < count; k += kLanes) store16<V>(to + k, f32x16{});
+            rescale[r] = 0.0f;
+            continue;
+        }
+        f32x16 total = {};
+        for (int64_t k = 0; k < count; k += kLanes) {
+            const f32x16 x = load16<V>(score_at(scores, r, k));
+            const f32x16 weight = sizeof(T) == sizeof(bf16) ? exp2_for_bf16<V>(x * (scale * kLog2e) - largest * kLog2e)
+                                                            : exp16<V>(x * scale - largest);
+            store16<V>(to + k, weight);
+            total += weight;
+        }
+        rescale[r] = row.largest == largest ? 1.0f : std::exp(row.largest - largest);
         row.sum = row.sum * rescale[r] + sum16(total);
         row.largest = largest;
     }
 }
 
+template <class V>
 TR_INLINE void add_values_body(float* acc, int64_t stride, const float* sums, const float* rescale, int64_t rows) {
     for (int64_t r = 0; r < rows; ++r)
         for (int64_t half = 0; half < 32; half += kLanes) {
             float* to = acc + r * stride + half;
-            store16(to, load16(to) * rescale[r] + load16(sums + r * 32 + half));
+            store16<V>(to, load16<V>(to) * rescale[r] + load16<V>(sums + r * 32 + half));
         }
 }
 
 // Attention that every key receives from rows [begin, rows): columns[key] += weight of the finished softmax.
+template <class V>
 TR_INLINE void add_columns_body(const float* scores, int64_t at, float scale, const RowState* state, int64_t begin,
                                 int64_t rows, int64_t count, float* columns) {
     for (int64_t half = 0; half < 32; half += kLanes) {
         f32x16 total = {};
         for (int64_t r = begin; r < rows; ++r) {
             if (state[r].sum == 0) continue;
-            const f32x16 x = visible(load16(scores + r * 32 + half) * scale, at + half, state[r]);
-            total += exp16(x - state[r].largest) / state[r].sum;
+            const f32x16 x = visible(load16<V>(scores + r * 32 + half) * scale, at + half, state[r]);
+            total += exp16<V>(x - state[r].largest) / state[r].sum;
         }
         for (int64_t i = 0; i < kLanes && half + i < count; ++i) columns[half + i] += total[i];
     }
 }
 
-TR_EACH_ISA(soften_bf16, soften_body<bf16>,
-            (const float* scores, int64_t num_panels, int64_t at, float scale, RowState* state, int64_t rows,
+TR_EACH_ISA(soften_bf16, soften_body, (, bf16),
+            (float* scores, int64_t num_panels, int64_t at, float scale, RowState* state, int64_t rows,
              bf16* weights, float* rescale),
             (scores, num_panels, at, scale, state, rows, weights, rescale))
-TR_EACH_ISA(soften_float, soften_body<float>,
-            (const float* scores, int64_t num_panels, int64_t at, float scale, RowState* state, int64_t rows,
+TR_EACH_ISA(soften_float, soften_body, (, float),
+            (float* scores, int64_t num_panels, int64_t at, float scale, RowState* state, int64_t rows,
              float* weights, float* rescale),
             (scores, num_panels, at, scale, state, rows, weights, rescale))
-TR_EACH_ISA(add_values, add_values_body,
+TR_EACH_ISA(add_values, add_values_body, (),
             (float* acc, int64_t stride, const float* sums, const float* rescale, int64_t rows),
             (acc, stride, sums, rescale, rows))
-TR_EACH_ISA(add_columns, add_columns_body,
+TR_EACH_ISA(add_columns, add_columns_body, (),
             (const float* scores, int64_t at, float scale, const RowState* state, int64_t begin, int64_t rows,
              int64_t count, float* columns),
             (scores, at, scale, state, begin, rows, count, columns))
 
 // ---- one block --------------------------------------------------------------------------------------------------------
 
-template <typename T>
+template <class V, typename T>
 TR_INLINE void write_row_body(const float* acc, float sum, T* out, int64_t dim) {
     const float inverse = sum != 0 ? 1.0f / sum : 0.0f;
     int64_t d = 0;
-    for (; d + kLanes <= dim; d += kLanes) store16(out + d, load16(acc + d) * inverse);
-    if (d < dim) store_some(out + d, load_some(acc + d, dim - d) * inverse, dim - d);
+    for (; d + kLanes <= dim; d += kLanes) store16<V>(out + d, load16<V>(acc + d) * inverse);
+    if (d < dim) store_some<V>(out + d, load_some<V>(acc + d, dim - d) * inverse, dim - d);
 }
 
-TR_EACH_ISA(write_row_bf16, write_row_body<bf16>, (const float* acc, float sum, bf16* out, int64_t dim),
+TR_EACH_ISA(write_row_bf16, write_row_body, (, bf16),
+            (const float* acc, float sum, bf16* out, int64_t dim),
             (acc, sum, out, dim))
-TR_EACH_ISA(write_row_float, write_row_body<float>, (const float* acc, float sum, float* out, int64_t dim),
+TR_EACH_ISA(write_row_float, write_row_body, (, float),
+            (const float* acc, float sum, float* out, int64_t dim),
             (acc, sum, out, dim))
 
 struct Scratch {

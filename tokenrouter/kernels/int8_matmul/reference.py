@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tokenrouter.kernels.base import QuantizedRows
+from tokenrouter.kernels.silu_mul.reference import silu_mul
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,11 +21,13 @@ class PackedInt8:
         weight: int8 ``[N, K]``.
         scale_N: float32 scale per output channel.
         bias_N: in the original weight's dtype, or None.
+        gated: the product is gate and up side by side, and what is returned ``silu(gate) * up``.
     """
 
     weight: Tensor
     scale_N: Tensor
     bias_N: Tensor | None
+    gated: bool = False
 
 
 def quantize_weight(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,10 +37,10 @@ def quantize_weight(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
     return (weight_f32_NK / scale_N[:, None]).round_().to(torch.int8), scale_N
 
 
-def pack(weight_NK: Tensor, bias_N: Tensor | None) -> PackedInt8:
+def pack(weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False) -> PackedInt8:
     """Quantises ``weight_NK``."""
     q_NK, scale_N = quantize_weight(weight_NK)
-    return PackedInt8(weight=q_NK, scale_N=scale_N, bias_N=bias_N)
+    return PackedInt8(weight=q_NK, scale_N=scale_N, bias_N=bias_N, gated=gated)
 
 
 def int8_matmul(
@@ -48,6 +51,8 @@ def int8_matmul(
     y_TN.mul_(rows.scale_T1)
     if packed.bias_N is not None:
         y_TN.add_(packed.bias_N)
+    if packed.gated:
+        y_TN = silu_mul(y_TN)
     if out is None:
         return y_TN.to(rows.dtype)
     return out.add_(y_TN.to(rows.dtype)) if accumulate else out.copy_(y_TN)

@@ -6,6 +6,7 @@ T rows, K inputs, N outputs. At few rows it is bound by the stream of weights, h
 from torch import Tensor
 
 from tokenrouter.kernels.int8_matmul.reference import PackedInt8
+from tokenrouter.kernels.silu_mul.reference import silu_mul
 
 
 def int8_weight_matmul(
@@ -15,6 +16,8 @@ def int8_weight_matmul(
     y_TN = (x_TK.float() @ packed.weight.float().t()).mul_(packed.scale_N)
     if packed.bias_N is not None:
         y_TN.add_(packed.bias_N)
+    if packed.gated:
+        y_TN = silu_mul(y_TN)
     if out is None:
         return y_TN.to(x_TK.dtype)
     return out.add_(y_TN.to(x_TK.dtype)) if accumulate else out.copy_(y_TN)

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokenrouter.kernels.silu_mul.reference import silu_mul
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedMatmul:
@@ -22,11 +24,13 @@ class PackedMatmul:
         weight: ``[N, K]``, or oneDNN's opaque tensor of the same logical shape when ``blocked``.
         bias_N: same dtype as the weight, or None.
         blocked: which of the two.
+        gated: the product is gate and up side by side, and what is returned ``silu(gate) * up``.
     """
 
     weight: Tensor
     bias_N: Tensor | None
     blocked: bool
+    gated: bool = False
 
 
 @cache
@@ -44,12 +48,12 @@ def _can_block(weight_NK: Tensor) -> bool:
     return weight_NK.dtype == torch.float16 and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
-def pack(weight_NK: Tensor, bias_N: Tensor | None) -> PackedMatmul:
+def pack(weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False) -> PackedMatmul:
     """Packs ``weight_NK`` (any float dtype) for ``matmul``; the original is not modified."""
     if _can_block(weight_NK):
         blocked = torch.ops.mkldnn._reorder_linear_weight(weight_NK.contiguous(), None)
-        return PackedMatmul(weight=blocked, bias_N=bias_N, blocked=True)
-    return PackedMatmul(weight=weight_NK.contiguous(), bias_N=bias_N, blocked=False)
+        return PackedMatmul(weight=blocked, bias_N=bias_N, blocked=True, gated=gated)
+    return PackedMatmul(weight=weight_NK.contiguous(), bias_N=bias_N, blocked=False, gated=gated)
 
 
 def matmul(
@@ -60,6 +64,8 @@ def matmul(
         y_TN: Tensor = _blocked_linear()(x_TK, packed.weight, packed.bias_N, "none", [], "")
     else:
         y_TN = F.linear(x_TK, packed.weight, packed.bias_N)
+    if packed.gated:
+        y_TN = silu_mul(y_TN)
     if out is None:
         return y_TN
     return out.add_(y_TN) if accumulate else out.copy_(y_TN)

@@ -22,42 +22,51 @@ TR_INLINE float row_scale(const Gemm& g, int64_t row) {
                                : static_cast<const float*>(g.row_scale)[row];
 }
 
-TR_INLINE f32x16 as_float(const float* sums) { return load16(sums); }
+template <class V>
+TR_INLINE f32x16 as_float(const float* sums) { return load16<V>(sums); }
 
+template <class V>
 TR_INLINE f32x16 as_float(const int32_t* sums) {
     i32x16 v;
     std::memcpy(&v, sums, sizeof v);
     return __builtin_convertvector(v, f32x16);
 }
 
-template <typename Out>
+template <class V, typename Out>
 TR_INLINE void put(Out* out, f32x16 v, int64_t count, bool accumulate) {
     if (count >= kLanes) {
-        store16(out, accumulate ? load16(out) + v : v);
+        store16<V>(out, accumulate ? load16<V>(out) + v : v);
     } else if (count > 0) {
-        store_some(out, accumulate ? load_some(out, count) + v : v, count);
+        store_some<V>(out, accumulate ? load_some<V>(out, count) + v : v, count);
     }
 }
 
-// Scales, bias, residual: `sums` is [rows, 32] of one panel, rows m0 .. m0 + rows.
-template <typename Sum, typename Out>
+// Scales, bias, gate, residual: `sums` is [rows, 32] of one panel, rows m0 .. m0 + rows.
+template <class V, typename Sum, typename Out>
 TR_INLINE void finish_body(const Gemm& g, const Sum* sums, int64_t m0, int64_t rows, int64_t panel) {
-    const int64_t n0 = panel * kPanel, count = g.n - n0;
+    const int64_t n0 = panel * kPanel, width = g.gated ? kLanes : kPanel, count = g.n - panel * width;
     const f32x16 one = splat(1.0f), zero = {};
-    const f32x16 scale0 = g.channel_scale ? load16(g.channel_scale + n0) : one;
-    const f32x16 scale1 = g.channel_scale ? load16(g.channel_scale + n0 + kLanes) : one;
-    const f32x16 bias0 = g.bias ? load16(g.bias + n0) : zero;
-    const f32x16 bias1 = g.bias ? load16(g.bias + n0 + kLanes) : zero;
+    const f32x16 scale0 = g.channel_scale ? load16<V>(g.channel_scale + n0) : one;
+    const f32x16 scale1 = g.channel_scale ? load16<V>(g.channel_scale + n0 + kLanes) : one;
+    const f32x16 bias0 = g.bias ? load16<V>(g.bias + n0) : zero;
+    const f32x16 bias1 = g.bias ? load16<V>(g.bias + n0 + kLanes) : zero;
     for (int64_t i = 0; i < rows; ++i, sums += kPanel) {
-        Out* out = static_cast<Out*>(g.out) + (m0 + i) * g.out_stride + n0;
+        Out* out = static_cast<Out*>(g.out) + (m0 + i) * g.out_stride + panel * width;
         const float by = row_scale(g, m0 + i);
-        put(out, as_float(sums) * scale0 * by + bias0, count, g.accumulate);
-        put(out + kLanes, as_float(sums + kLanes) * scale1 * by + bias1, count - kLanes, g.accumulate);
+        const f32x16 low = as_float<V>(sums) * scale0 * by + bias0;
+        const f32x16 high = as_float<V>(sums + kLanes) * scale1 * by + bias1;
+        if (g.gated) {
+            const f32x16 gate = sizeof(Out) == sizeof(bf16) ? silu_for_bf16<V>(low) : silu<V>(low);
+            put<V>(out, gate * high, count, g.accumulate);
+        } else {
+            put<V>(out, low, count, g.accumulate);
+            put<V>(out + kLanes, high, count - kLanes, g.accumulate);
+        }
     }
 }
 
 #define TR_FINISH(name, Sum, Out)                                                                  \
-    TR_EACH_ISA(name, (finish_body<Sum, Out>),                                                     \
+    TR_EACH_ISA(name, finish_body, (, Sum, Out),                                                   \
                 (const Gemm& g, const Sum* sums, int64_t m0, int64_t rows, int64_t panel),         \
                 (g, sums, m0, rows, panel))
 
@@ -152,7 +161,7 @@ void gemm(const GemmJob* jobs, int64_t num_jobs) {
         panel_bytes = std::max(panel_bytes, prepared.back().panel_bytes());
     }
     if (prepared.empty()) return;
-    const int64_t panels = num_panels(prepared[0].g.n);
+    const int64_t panels = prepared[0].g.num_panels();
     const int64_t group = std::max<int64_t>(1, kGroupBytes / panel_bytes);
     const bool serial = panels * panel_bytes * ((rows + 7) / 8) < kSerialBytes;
     at::parallel_for(0, panels, serial ? std::max<int64_t>(panels, 1) : 1, [&](int64_t begin, int64_t end) {

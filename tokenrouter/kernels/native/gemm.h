@@ -10,7 +10,8 @@ namespace tr {
 struct Gemm {
     const void* a;               // rows, int8 or bf16; k_tiles * 64 readable bytes each, zeros (or K's own) beyond K
     int64_t a_stride;            // bytes from row to row
-    int64_t m, n, k_tiles;
+    int64_t m, n, k_tiles;       // n: columns of `out`
+    bool gated;                  // panels hold 16 gate and 16 up channels; out is silu(gate) * up
     const void* w;               // packed panels
     void* out;                   // [m, n]
     int64_t out_stride;          // elements
@@ -21,6 +22,8 @@ struct Gemm {
     const void* row_scale;       // per row; null: 1
     bool row_scale_is_bf16;
     const int32_t* channel_sum;  // int8 only: sum_k w[n, k], padded
+
+    int64_t num_panels() const { return gated ? (n + 15) / 16 : tr::num_panels(n); }
 };
 
 enum class GemmKind : int {
@@ -34,7 +37,7 @@ struct GemmJob {
     GemmKind kind;
 };
 
-// One pass over the panels for all jobs, which have the same n: where they read the same weights, every panel is
+// One pass over the panels for all jobs, which have the same number of them: where they read the same weights, every panel is
 // streamed once.
 void gemm(const GemmJob* jobs, int64_t num_jobs);
 

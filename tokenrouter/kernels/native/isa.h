@@ -37,13 +37,26 @@ Isa limit_isa(Isa level);
 
 }  // namespace tr
 
-// Calls body(args...) compiled for the instruction set in use. `body` must be TR_INLINE, and so must all that it calls.
-// TR_EACH_ISA(name, body, (parameters), (arguments)) defines `static void name(parameters)`.
+// What portable code may use beyond plain vectors: a tag that TR_EACH_ISA gives to the bodies that it compiles.
+namespace tr {
+struct Portable {
+    static constexpr bool is_avx512 = false;
+};
+struct Avx512 {
+    static constexpr bool is_avx512 = true;
+};
+}  // namespace tr
+
+#define TR_UNWRAP(...) __VA_ARGS__
+
+// TR_EACH_ISA(name, body, types, parameters, arguments) defines `static void name parameters`, which calls
+// `body<Tag, types...> arguments` compiled for the instruction set in use. `body` and all that it calls must be TR_INLINE.
+// `types` is (, T, ...) or (); parameters and arguments stand in parentheses.
 #if TR_X86
-#define TR_EACH_ISA(name, body, parameters, arguments)                                             \
-    TR_AVX512 static void name##_avx512 parameters { body arguments; }                             \
-    TR_AVX2 static void name##_avx2 parameters { body arguments; }                                 \
-    static void name##_plain parameters { body arguments; }                                        \
+#define TR_EACH_ISA(name, body, types, parameters, arguments)                                      \
+    TR_AVX512 static void name##_avx512 parameters { body<tr::Avx512 TR_UNWRAP types> arguments; } \
+    TR_AVX2 static void name##_avx2 parameters { body<tr::Portable TR_UNWRAP types> arguments; }   \
+    static void name##_plain parameters { body<tr::Portable TR_UNWRAP types> arguments; }          \
     static void name parameters {                                                                  \
         switch (tr::isa()) {                                                                       \
             case tr::Isa::amx:                                                                     \
@@ -53,6 +66,6 @@ Isa limit_isa(Isa level);
         }                                                                                          \
     }
 #else
-#define TR_EACH_ISA(name, body, parameters, arguments)                                             \
-    static void name parameters { body arguments; }
+#define TR_EACH_ISA(name, body, types, parameters, arguments)                                      \
+    static void name parameters { body<tr::Portable TR_UNWRAP types> arguments; }
 #endif

@@ -31,6 +31,14 @@ class NativePacked:
         return data
 
 
+def _interleave(gate_up: Tensor) -> Tensor:
+    """``[2 I, ...]``, gate then up, as blocks of 16 gate and 16 up rows, padded with zeros to whole blocks."""
+    halves = gate_up.unflatten(0, (2, -1))
+    padding = halves.new_zeros(2, -halves.shape[1] % 16, *halves.shape[2:])
+    blocks = torch.cat((halves, padding), 1).unflatten(1, (-1, 16))
+    return blocks.transpose(0, 1).flatten(0, 2).contiguous()
+
+
 class NativeKernels(ReferenceKernels):
     """See KernelSet. What the compiled module does not have is inherited from the reference."""
 
@@ -90,22 +98,13 @@ class NativeKernels(ReferenceKernels):
         self._module.silu_mul(gate_up_TJ, out)
         return out
 
-    def silu_mul_quantize(
-        self, gate_up_TJ: Tensor, *, out: QuantizedRows | None = None
-    ) -> QuantizedRows:
-        """See KernelSet."""
-        if out is None:
-            num_rows, width = gate_up_TJ.shape
-            out = QuantizedRows.empty(num_rows, width // 2, gate_up_TJ.dtype)
-        self._module.silu_mul_quantize(gate_up_TJ, out.q_TK, out.scale_T1)
-        return out
-
-    def pack_matmul(self, weight_NK: Tensor, bias_N: Tensor | None) -> PackedWeights:
+    def pack_matmul(
+        self, weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False
+    ) -> PackedWeights:
         """See KernelSet."""
         if weight_NK.dtype != torch.bfloat16:
-            return matmul_reference.pack(weight_NK, bias_N)
-        bias_f32_N = None if bias_N is None else bias_N.float()
-        return NativePacked(handle=self._module.Weights(weight_NK, None, bias_f32_N))
+            return matmul_reference.pack(weight_NK, bias_N, gated=gated)
+        return self._pack(weight_NK, None, bias_N, gated)
 
     def matmul(
         self,
@@ -120,11 +119,11 @@ class NativeKernels(ReferenceKernels):
             return super().matmul(x_TK, packed, out=out, accumulate=accumulate)
         return self._product(x_TK, None, packed, x_TK.dtype, out, accumulate)
 
-    def pack_int8(self, weight_NK: Tensor, bias_N: Tensor | None) -> PackedWeights:
+    def pack_int8(
+        self, weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False
+    ) -> PackedWeights:
         """See KernelSet."""
-        q_NK, scale_N = quantize_weight(weight_NK)
-        bias_f32_N = None if bias_N is None else bias_N.float()
-        return NativePacked(handle=self._module.Weights(q_NK, scale_N, bias_f32_N))
+        return self._pack(*quantize_weight(weight_NK), bias_N, gated)
 
     def int8_matmul(
         self,
@@ -235,6 +234,18 @@ class NativeKernels(ReferenceKernels):
         out = q_THD.new_empty(q_THD.shape[0], q_THD[0].numel()) if out is None else out
         cast(Any, plan).run(q_THD, kv_SPD, out, received)
         return out
+
+    def _pack(
+        self, weight_NK: Tensor, scale_N: Tensor | None, bias_N: Tensor | None, gated: bool
+    ) -> NativePacked:
+        bias_N = None if bias_N is None else bias_N.float()
+        outputs = 0
+        if gated:
+            outputs = weight_NK.shape[0] // 2
+            weight_NK = _interleave(weight_NK)
+            scale_N = None if scale_N is None else _interleave(scale_N)
+            bias_N = None if bias_N is None else _interleave(bias_N)
+        return NativePacked(handle=self._module.Weights(weight_NK, scale_N, bias_N, outputs))
 
     def _product(
         self,

@@ -143,13 +143,7 @@ void silu_mul(const Tensor& gate_up, const Tensor& out) {
     check_overlap_free(out, a.width, "out");
     a.out = out.data_ptr();
     a.out_stride = out.stride(0);
-    tr::silu_mul(a, is_bf16(gate_up), false);
-}
-
-void silu_mul_quantize(const Tensor& gate_up, const Tensor& q, const Tensor& scale) {
-    tr::SiluArgs a = silu_args(gate_up);
-    a.quantized = quantized_out(q, scale, gate_up, a.num_rows, a.width);
-    tr::silu_mul(a, is_bf16(gate_up), true);
+    tr::silu_mul(a, is_bf16(gate_up));
 }
 
 void quantize_rows(const Tensor& x, const Tensor& q, const Tensor& scale) {
@@ -200,11 +194,13 @@ void rope_store_kv(const Tensor& qkv, const Tensor& cos, const Tensor& sin, cons
 struct Weights {
     Tensor data;  // uint8 [panels * k_tiles * 2048], 64-byte aligned
     Tensor scale, bias, channel_sum;
-    int64_t n = 0, k = 0, k_tiles = 0;
-    bool int8 = false;
+    int64_t n = 0, k = 0, k_tiles = 0;  // n: outputs of a product
+    bool int8 = false, gated = false;
 
-    // weight: bf16 [N, K], or int8 [N, K] with float scales [N]; bias: float [N].
-    Weights(const Tensor& weight, const std::optional<Tensor>& scale_n, const std::optional<Tensor>& bias_n) {
+    // weight: bf16 [N, K], or int8 [N, K] with float scales [N]; bias: float [N]. gated_outputs > 0: blocks of 16 gate
+    // and 16 up channels, of which so many are no padding.
+    Weights(const Tensor& weight, const std::optional<Tensor>& scale_n, const std::optional<Tensor>& bias_n,
+            int64_t gated_outputs) {
         TORCH_CHECK_VALUE(weight.device().is_cpu() && weight.dim() == 2, "weight must be [N, K] on the CPU, got ",
                           weight.sizes());
         int8 = weight.scalar_type() == at::kChar;
@@ -223,6 +219,11 @@ struct Weights {
             channel_sum = at::zeros({tr::num_panels(n) * tr::kPanel}, at::kInt);
             channel_sum.narrow(0, 0, n).copy_(rows.sum(1, false, at::kInt));
         }
+        if (!gated_outputs) return;
+        TORCH_CHECK_VALUE(n % tr::kPanel == 0 && (gated_outputs + 15) / 16 * tr::kPanel == n, gated_outputs,
+                          " gated outputs do not fit ", n, " channels");
+        gated = true;
+        n = gated_outputs;
     }
 
     Tensor padded(const Tensor& values, const char* name) const {
@@ -269,6 +270,7 @@ tr::GemmJob job_of(const Rows& rows, const Weights& w, const Tensor& out, bool a
     g.m = x.size(0);
     g.n = w.n;
     g.k_tiles = w.k_tiles;
+    g.gated = w.gated;
     g.w = w.data.data_ptr();
     g.out = out.data_ptr();
     g.out_stride = out.stride(0);
@@ -307,7 +309,8 @@ void routed_matmul(const Tensor& first, const Weights& first_weights, const Tens
     const tr::GemmJob jobs[2] = {
         job_of({first, std::nullopt}, first_weights, out.narrow(0, 0, first.size(0)), accumulate, keep),
         job_of({second, second_scale}, second_weights, out.narrow(0, first.size(0), second.size(0)), accumulate, keep)};
-    TORCH_CHECK_VALUE(first_weights.n == second_weights.n, "both paths must have the same number of outputs");
+    TORCH_CHECK_VALUE(first_weights.n == second_weights.n && first_weights.gated == second_weights.gated,
+                      "both paths must have the same outputs");
     tr::gemm(jobs, 2);
 }
 
@@ -323,6 +326,7 @@ class Plan {
         : query_rows_(query_rows), slots_(slots), positions_(positions), num_slots_(num_slots) {
         TORCH_CHECK_VALUE(num_groups > 0 && num_heads > 0 && num_heads % num_groups == 0 && head_dim > 0,
                           num_heads, " query heads of size ", head_dim, " cannot share ", num_groups, " key heads");
+        TORCH_CHECK_VALUE(scale > 0, "the softmax scale must be positive, got ", scale);
         TORCH_CHECK_VALUE(window >= 0 && observe_queries >= 0, "window and observe_queries must not be negative");
         const int64_t count = num_queries.numel();
         for (const auto& [t, name] : {std::pair{&query_rows, "query_rows"}, std::pair{&num_queries, "num_queries"},
@@ -413,13 +417,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     m.def("rms_norm", &rms_norm);
     m.def("rms_norm_quantize", &rms_norm_quantize);
     m.def("silu_mul", &silu_mul);
-    m.def("silu_mul_quantize", &silu_mul_quantize);
     m.def("quantize_rows", &quantize_rows);
     m.def("rope_store_kv", &rope_store_kv);
     m.def("matmul", &matmul);
     m.def("routed_matmul", &routed_matmul);
     py::class_<Weights>(m, "Weights")
-        .def(py::init<const Tensor&, const std::optional<Tensor>&, const std::optional<Tensor>&>())
+        .def(py::init<const Tensor&, const std::optional<Tensor>&, const std::optional<Tensor>&, int64_t>())
         .def_readonly("data", &Weights::data)
         .def_readonly("n", &Weights::n)
         .def_readonly("k", &Weights::k);

@@ -55,7 +55,7 @@ TR_INLINE void bf16_rows(const PanelArgs& p, int64_t i, float* out) {
         }
     }
     for (int row = 0; row < R; ++row)
-        for (int half = 0; half < 2; ++half) store16(out + (i + row) * kPanel + half * 16, sums[row][half]);
+        for (int half = 0; half < 2; ++half) store16<Portable>(out + (i + row) * kPanel + half * 16, sums[row][half]);
 }
 
 TR_INLINE void bf16_body(const PanelArgs& p, void* out) {
@@ -270,6 +270,7 @@ void PanelKernels::prepare(int64_t rows) {
 
 namespace {
 
+template <class V>
 TR_INLINE void widen_body(const uint8_t* from, int64_t k_tiles, uint8_t* to) {
     for (int64_t t = 0; t < k_tiles; ++t) {
         for (int64_t half = 0; half < 2; ++half) {
@@ -289,7 +290,7 @@ TR_INLINE void widen_body(const uint8_t* from, int64_t k_tiles, uint8_t* to) {
     }
 }
 
-TR_EACH_ISA(widen, widen_body, (const uint8_t* from, int64_t k_tiles, uint8_t* to), (from, k_tiles, to))
+TR_EACH_ISA(widen, widen_body, (), (const uint8_t* from, int64_t k_tiles, uint8_t* to), (from, k_tiles, to))
 
 }  // namespace
 

@@ -40,13 +40,12 @@ void rms_norm(const NormArgs& args, bool is_bf16, bool quantize);
 struct SiluArgs {
     const void* gate_up;   // [rows, 2 * width], gate first
     int64_t stride;
-    void* out;             // [rows, width] unless quantized
+    void* out;             // [rows, width]
     int64_t out_stride;
-    QuantizedOut quantized;
     int64_t num_rows, width;
 };
 
-void silu_mul(const SiluArgs& args, bool is_bf16, bool quantize);
+void silu_mul(const SiluArgs& args, bool is_bf16);
 
 void quantize_rows(const void* x, int64_t x_stride, QuantizedOut out, int64_t num_rows, int64_t width, bool is_bf16);
 
@@ -63,35 +62,59 @@ struct RopeArgs {
 
 void rope_store_kv(const RopeArgs& args, bool is_bf16);
 
-// One row to int8: the scale is max|y| / 127 rounded to the scale's dtype, and what divides is what is stored.
-template <typename T>
-TR_INLINE void quantize_row(const T* y, int64_t width, int8_t* q, T* scale_out) {
+// The largest magnitude of a row, compared as integers: NaN is the largest and stays.
+template <class V>
+TR_INLINE float largest_magnitude(const float* y, int64_t width) {
     u32x16 largest = {};
-    int64_t k = 0;
-    for (; k + kLanes <= width; k += kLanes) {  // as integers: NaN is the largest and stays
-        const u32x16 magnitude = (u32x16)load16(y + k) & 0x7fffffffu;
-        largest = magnitude > largest ? magnitude : largest;
-    }
-    if (k < width) {
-        const u32x16 magnitude = (u32x16)load_some(y + k, width - k) & 0x7fffffffu;
+    for (int64_t k = 0; k < width; k += kLanes) {
+        const f32x16 x = width - k >= kLanes ? load16<V>(y + k) : load_some<V>(y + k, width - k);
+        const u32x16 magnitude = (u32x16)x & 0x7fffffffu;
         largest = magnitude > largest ? magnitude : largest;
     }
     uint32_t top = 0;
     for (int64_t i = 0; i < kLanes; ++i) top = largest[i] > top ? largest[i] : top;
     float amax;
     std::memcpy(&amax, &top, sizeof amax);
-    const float wanted = amax * (1.0f / 127.0f);
+    return amax;
+}
+
+typedef uint16_t u16x32 __attribute__((vector_size(64)));
+
+template <class V>
+TR_INLINE float largest_magnitude(const bf16* y, int64_t width) {
+    u16x32 largest = {};
+    for (int64_t k = 0; k < width; k += 32) {
+        u16x32 x = {};
+        if (width - k >= 32) {
+            std::memcpy(&x, y + k, sizeof x);
+        } else {
+            std::memcpy(&x, y + k, size_t(width - k) * sizeof *y);
+        }
+        const u16x32 magnitude = x & uint16_t(0x7fff);
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    bf16 top{0};
+    for (int64_t i = 0; i < 32; ++i) top.bits = largest[i] > top.bits ? largest[i] : top.bits;
+    return to_float(top);
+}
+
+// One row to int8: the scale is max|y| / 127 rounded to the scale's dtype, and what divides is what is stored.
+template <class V, typename T>
+TR_INLINE void quantize_row(const T* y, int64_t width, int8_t* q, T* scale_out) {
+    const float wanted = largest_magnitude<V>(y, width) * (1.0f / 127.0f);
     T rounded;
     from_float(wanted < 1e-35f ? 1e-35f : wanted, &rounded);
     *scale_out = rounded;
     const float inverse = 1.0f / to_float(rounded);
-    const f32x16 magic = splat(12582912.0f);  // rounds half to even
-    for (k = 0; k < width; k += kLanes) {
+    for (int64_t k = 0; k < width; k += kLanes) {
         const int64_t count = width - k;
-        const f32x16 x = count >= kLanes ? load16(y + k) : load_some(y + k, count);
-        const f32x16 n = (x * inverse + magic) - magic;
-        const i8x16 bytes = __builtin_convertvector(__builtin_convertvector(n, i32x16), i8x16);
-        std::memcpy(q + k, &bytes, size_t(count >= kLanes ? kLanes : count));
+        const f32x16 x = count >= kLanes ? load16<V>(y + k) : load_some<V>(y + k, count);
+        const i8x16 bytes = __builtin_convertvector(round_to_int<V>(x * inverse), i8x16);
+        if (count >= kLanes) {
+            std::memcpy(q + k, &bytes, sizeof bytes);
+        } else {
+            std::memcpy(q + k, &bytes, size_t(count));
+        }
     }
 }
 

@@ -23,19 +23,26 @@ constexpr int64_t kLanes = 16;
 
 TR_INLINE f32x16 splat(float x) { return f32x16{} + x; }
 
+template <class V>
 TR_INLINE f32x16 load16(const float* p) {
     f32x16 v;
     std::memcpy(&v, p, sizeof v);
     return v;
 }
 
+template <class V>
 TR_INLINE f32x16 load16(const bf16* p) {
     u16x16 h;
     std::memcpy(&h, p, sizeof h);
+#if TR_X86
+    if constexpr (V::is_avx512) {
+        u32x16 wide;
+        __asm__("vpmovzxwd %1, %0" : "=v"(wide) : "vm"(h));
+        return (f32x16)(wide << 16);
+    }
+#endif
     return (f32x16)(__builtin_convertvector(h, u32x16) << 16);
 }
-
-TR_INLINE void store16(float* p, f32x16 v) { std::memcpy(p, &v, sizeof v); }
 
 // Round to nearest even; NaN stays NaN.
 TR_INLINE u32x16 round_bits(u32x16 u) {
@@ -44,8 +51,26 @@ TR_INLINE u32x16 round_bits(u32x16 u) {
     return (is_nan & 0x7fc0u) | (~is_nan & rounded);
 }
 
+template <class V>
+TR_INLINE u16x16 narrow(f32x16 v) {
+#if TR_X86
+    if constexpr (V::is_avx512) {
+        u16x16 h;
+        __asm__("vcvtneps2bf16 %1, %0" : "=v"(h) : "v"(v));
+        return h;
+    }
+#endif
+    return __builtin_convertvector(round_bits((u32x16)v), u16x16);
+}
+
+template <class V>
+TR_INLINE void store16(float* p, f32x16 v) {
+    std::memcpy(p, &v, sizeof v);
+}
+
+template <class V>
 TR_INLINE void store16(bf16* p, f32x16 v) {
-    const u16x16 h = __builtin_convertvector(round_bits((u32x16)v), u16x16);
+    const u16x16 h = narrow<V>(v);
     std::memcpy(p, &h, sizeof h);
 }
 
@@ -73,46 +98,74 @@ TR_INLINE void from_float(float x, bf16* p) {
 }
 
 // The first n (0 .. 15) of 16 values; the others are zero. Never reads past p + n.
-template <typename T>
+template <class V, typename T>
 TR_INLINE f32x16 load_some(const T* p, int64_t n) {
     T part[16] = {};
     std::memcpy(part, p, size_t(n) * sizeof(T));
-    return load16(part);
+    return load16<V>(part);
 }
 
-template <typename T>
+template <class V, typename T>
 TR_INLINE void store_some(T* p, f32x16 v, int64_t n) {
     T part[16];
-    store16(part, v);
+    store16<V>(part, v);
     std::memcpy(p, part, size_t(n) * sizeof(T));
 }
 
+typedef float f32x8 __attribute__((vector_size(32)));
+typedef float f32x4 __attribute__((vector_size(16)));
+
 TR_INLINE float sum16(f32x16 v) {
-    float part[16], total = 0;
-    std::memcpy(part, &v, sizeof v);
-    for (int step = 8; step; step /= 2)
-        for (int i = 0; i < step; ++i) part[i] += part[i + step];
-    total = part[0];
-    return total;
+    const f32x8 w = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                    __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    const f32x4 x = __builtin_shufflevector(w, w, 0, 1, 2, 3) + __builtin_shufflevector(w, w, 4, 5, 6, 7);
+    return (x[0] + x[2]) + (x[1] + x[3]);
 }
 
-TR_INLINE f32x16 max16(f32x16 a, f32x16 b) { return a > b ? a : b; }
+// Rounds half to even; |v| < 2^22. A product before it is rounded on its own, never fused with it.
+template <class V>
+TR_INLINE i32x16 round_to_int(f32x16 v) {
+#if TR_X86
+    if constexpr (V::is_avx512) {
+        i32x16 n;
+        __asm__("vcvtps2dq %1, %0" : "=v"(n) : "v"(v));
+        return n;
+    }
+#endif
+    __asm__("" : "+m"(v));
+    return (i32x16)(v + 12582912.0f) - 0x4b400000;
+}
+
+// The larger of each pair; b where they do not compare.
+template <class V>
+TR_INLINE f32x16 max16(f32x16 a, f32x16 b) {
+#if TR_X86
+    if constexpr (V::is_avx512) {
+        __asm__("vmaxps %1, %2, %0" : "=v"(a) : "v"(b), "v"(a));
+        return a;
+    }
+#endif
+    return a > b ? a : b;
+}
+
+TR_INLINE float larger(float a, float b) { return a > b ? a : b; }
 
 TR_INLINE float max_of(f32x16 v) {
-    float part[16];
-    std::memcpy(part, &v, sizeof v);
-    for (int step = 8; step; step /= 2)
-        for (int i = 0; i < step; ++i) part[i] = part[i] > part[i + step] ? part[i] : part[i + step];
-    return part[0];
+    const f32x8 a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
+    const f32x8 b = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    const f32x8 w = a > b ? a : b;
+    const f32x4 c = __builtin_shufflevector(w, w, 0, 1, 2, 3), d = __builtin_shufflevector(w, w, 4, 5, 6, 7);
+    const f32x4 x = c > d ? c : d;
+    return larger(larger(x[0], x[2]), larger(x[1], x[3]));
 }
 
 // exp(x) to 2 units in the last place for x <= 88; below -87.3 it is 0 (so is exp of -inf). NaN stays NaN.
+template <class V>
 TR_INLINE f32x16 exp16(f32x16 x) {
-    const f32x16 low = splat(-87.3f);
-    const i32x16 underflow = x < low;
-    const f32x16 clamped = underflow ? low : (x > 88.0f ? splat(88.0f) : x);
-    const f32x16 magic = splat(12582912.0f);  // adding it rounds to an integer
-    const f32x16 n = (clamped * 1.44269504088896341f + magic) - magic;
+    const f32x16 clamped = max16<V>(splat(-87.3f), x);
+    const f32x16 magic = splat(12582912.0f);  // adding it rounds, and leaves the integer in the low bits
+    const f32x16 shifted = clamped * 1.44269504088896341f + magic;
+    const f32x16 n = shifted - magic;
     const f32x16 r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
     f32x16 p = splat(1.9875691500e-4f);
     p = p * r + 1.3981999507e-3f;
@@ -120,10 +173,38 @@ TR_INLINE f32x16 exp16(f32x16 x) {
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    const i32x16 exponent = (__builtin_convertvector(n, i32x16) + 127) << 23;
-    const f32x16 result = p * (f32x16)exponent;
-    return underflow ? f32x16{} : result;
+    p = p * (r * r) + (r + 1.0f);
+    const f32x16 result = (f32x16)((i32x16)p + ((i32x16)shifted << 23));
+    return x < -87.3f ? f32x16{} : result;
+}
+
+// 2^x to 3e-6, for results that bf16 holds: x <= 127; below -126 it is 2^-126.
+template <class V>
+TR_INLINE f32x16 exp2_for_bf16(f32x16 x) {
+    const f32x16 magic = splat(12582912.0f);
+    const f32x16 clamped = max16<V>(splat(-126.0f), x);
+    const f32x16 shifted = clamped + magic;
+    const f32x16 r = clamped - (shifted - magic);
+    f32x16 p = splat(0.0095701f);
+    p = p * r + 0.05591786f;
+    p = p * r + 0.24024745f;
+    p = p * r + 0.69312181f;
+    p = p * r + 0.99999926f;
+    return (f32x16)((i32x16)p + ((i32x16)shifted << 23));
+}
+
+constexpr float kLog2e = 1.44269504088896341f;
+
+template <class V>
+TR_INLINE f32x16 silu(f32x16 x) {
+    return x / (1.0f + exp16<V>(-(x < -88.0f ? splat(-88.0f) : x)));
+}
+
+// silu to what bf16 holds.
+template <class V>
+TR_INLINE f32x16 silu_for_bf16(f32x16 x) {
+    const f32x16 low = splat(-87.0f);
+    return x / (1.0f + exp2_for_bf16<V>((x < low ? low : x) * -kLog2e));
 }
 
 }  // namespace tr

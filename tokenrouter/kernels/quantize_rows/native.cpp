@@ -6,16 +6,16 @@
 namespace tr {
 namespace {
 
-template <typename T>
+template <class V, typename T>
 TR_INLINE void body(const T* x, int64_t x_stride, QuantizedOut out, int64_t width, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-        quantize_row(x + i * x_stride, width, out.q + i * out.q_stride, static_cast<T*>(out.scale) + i);
+        quantize_row<V>(x + i * x_stride, width, out.q + i * out.q_stride, static_cast<T*>(out.scale) + i);
 }
 
-TR_EACH_ISA(quantize_bf16, body<bf16>,
+TR_EACH_ISA(quantize_bf16, body, (, bf16),
             (const bf16* x, int64_t x_stride, QuantizedOut out, int64_t width, int64_t begin, int64_t end),
             (x, x_stride, out, width, begin, end))
-TR_EACH_ISA(quantize_float, body<float>,
+TR_EACH_ISA(quantize_float, body, (, float),
             (const float* x, int64_t x_stride, QuantizedOut out, int64_t width, int64_t begin, int64_t end),
             (x, x_stride, out, width, begin, end))
 

@@ -8,14 +8,14 @@
 namespace tr {
 namespace {
 
-template <typename T>
+template <class V, typename T>
 TR_INLINE void rotate(const T* x, const T* cos, const T* sin, T* out, int64_t head_dim) {
     const int64_t half = head_dim / 2;
     if (half % kLanes == 0) {
         for (int64_t k = 0; k < half; k += kLanes) {
-            const f32x16 low = load16(x + k), high = load16(x + half + k);
-            store16(out + k, low * load16(cos + k) + high * load16(sin + k));
-            store16(out + half + k, high * load16(cos + half + k) + low * load16(sin + half + k));
+            const f32x16 low = load16<V>(x + k), high = load16<V>(x + half + k);
+            store16<V>(out + k, low * load16<V>(cos + k) + high * load16<V>(sin + k));
+            store16<V>(out + half + k, high * load16<V>(cos + half + k) + low * load16<V>(sin + half + k));
         }
         return;
     }
@@ -26,7 +26,7 @@ TR_INLINE void rotate(const T* x, const T* cos, const T* sin, T* out, int64_t he
     }
 }
 
-template <typename T>
+template <class V, typename T>
 TR_INLINE void store_head(const RopeArgs& a, const T* head, int64_t slot, int64_t plane) {
     const int64_t entry = slot * 2 * a.num_kv_heads + plane;
     if (!a.kv_scale) {
@@ -34,31 +34,33 @@ TR_INLINE void store_head(const RopeArgs& a, const T* head, int64_t slot, int64_
         return;
     }
     T scale;
-    quantize_row(head, a.head_dim, static_cast<int8_t*>(a.kv) + entry * a.head_dim, &scale);
+    quantize_row<V>(head, a.head_dim, static_cast<int8_t*>(a.kv) + entry * a.head_dim, &scale);
     a.kv_scale[entry] = to_float(scale);
 }
 
-template <typename T>
+template <class V, typename T>
 TR_INLINE void body(const RopeArgs& a, T* scratch, int64_t begin, int64_t end) {
     const int64_t dim = a.head_dim;
     for (int64_t t = begin; t < end; ++t) {
         const T* x = static_cast<const T*>(a.qkv) + t * a.qkv_stride;
         const T *cos = static_cast<const T*>(a.cos) + t * dim, *sin = static_cast<const T*>(a.sin) + t * dim;
         T* q_out = static_cast<T*>(a.q_out) + t * a.num_heads * dim;
-        for (int64_t h = 0; h < a.num_heads; ++h) rotate(x + h * dim, cos, sin, q_out + h * dim, dim);
+        for (int64_t h = 0; h < a.num_heads; ++h) rotate<V>(x + h * dim, cos, sin, q_out + h * dim, dim);
         x += a.num_heads * dim;
         for (int64_t h = 0; h < a.num_kv_heads; ++h) {
-            rotate(x + h * dim, cos, sin, scratch, dim);
-            store_head(a, scratch, a.slots[t], h);
+            rotate<V>(x + h * dim, cos, sin, scratch, dim);
+            store_head<V>(a, scratch, a.slots[t], h);
         }
         x += a.num_kv_heads * dim;
-        for (int64_t h = 0; h < a.num_kv_heads; ++h) store_head(a, x + h * dim, a.slots[t], a.num_kv_heads + h);
+        for (int64_t h = 0; h < a.num_kv_heads; ++h) store_head<V>(a, x + h * dim, a.slots[t], a.num_kv_heads + h);
     }
 }
 
-TR_EACH_ISA(rope_bf16, body<bf16>, (const RopeArgs& a, bf16* scratch, int64_t begin, int64_t end),
+TR_EACH_ISA(rope_bf16, body, (, bf16),
+            (const RopeArgs& a, bf16* scratch, int64_t begin, int64_t end),
             (a, scratch, begin, end))
-TR_EACH_ISA(rope_float, body<float>, (const RopeArgs& a, float* scratch, int64_t begin, int64_t end),
+TR_EACH_ISA(rope_float, body, (, float),
+            (const RopeArgs& a, float* scratch, int64_t begin, int64_t end),
             (a, scratch, begin, end))
 
 }  // namespace

@@ -1,0 +1,187 @@
+"""Calls every native operator with arguments that fit, nearly fit or do not fit at all, in a process of its own.
+
+``python -m tests.kernels.attack SEED CALLS`` prints how many calls were accepted and refused. Only ValueError,
+IndexError and TypeError may come back, and nothing outside of a result may change.
+"""
+
+import random
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tokenrouter.kernels import NativeKernels, QuantizedRows, select
+from tokenrouter.types import AttentionBatch
+
+CANARY = 77
+SIZES = (0, 1, 2, 3, 7, 16, 17, 32, 33, 64, 65)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int64)
+ODD_INTS = (-(2**63), -(2**40), -2, -1, 2**31, 2**40, 2**62, 2**63 - 1)
+
+
+class Attacker:
+    """Random arguments; most of them right, so that calls get past the first check."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._rooms: list[tuple[Tensor, Tensor]] = []
+
+    def size(self) -> int:
+        return self._random.choice(SIZES)
+
+    def rarely(self) -> bool:
+        return self._random.random() < 0.06
+
+    def tensor(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Of the shape and dtype asked for, or nearly so; inside a larger buffer of canaries."""
+        wanted = [self.size() if self.rarely() else n for n in shape]
+        if self.rarely():
+            wanted = [*wanted, 1] if self._random.random() < 0.5 else wanted[:-1]
+        if self.rarely():
+            dtype = self._random.choice(DTYPES)
+        if self.rarely():
+            return torch.zeros(*wanted, dtype=dtype).expand(wanted)[..., ::2]
+        if self.rarely():
+            return torch.zeros(1, dtype=dtype).expand(wanted or [1])
+        room = torch.full((torch.Size(wanted).numel() + 256,), CANARY, dtype=dtype)
+        inside = room[128:-128].view(wanted)
+        inside.copy_(torch.randint(-3, 4, wanted))
+        self._rooms.append((room, inside))
+        return inside
+
+    def ints(self, values: list[int]) -> Tensor:
+        """Int64 values of which one may be very wrong."""
+        if values and self.rarely():
+            values[self._random.randrange(len(values))] = self._random.choice(ODD_INTS)
+        made = torch.tensor(values, dtype=torch.int64)
+        return made.int() if self.rarely() else made
+
+    def choice(self, dtypes: tuple[torch.dtype, ...] = DTYPES[:2]) -> torch.dtype:
+        return self._random.choice(dtypes)
+
+    def check_canaries(self) -> None:
+        for room, _ in self._rooms:
+            assert (room[:128] == CANARY).all() and (room[-128:] == CANARY).all(), "out of bounds"
+        self._rooms.clear()
+
+    def rows(self, num_rows: int, width: int, dtype: torch.dtype) -> QuantizedRows:
+        scale = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+        q_TK = self.tensor(num_rows, width, dtype=torch.int8)
+        return QuantizedRows(q_TK, self.tensor(num_rows, 1, dtype=scale), dtype)
+
+    def norm(self, kernels: NativeKernels) -> None:
+        num_rows, width, dtype = self.size(), self.size(), self.choice()
+        x, weight = (self.tensor(*s, dtype=dtype) for s in ((num_rows, width), (width,)))
+        residual = self.tensor(num_rows, width, dtype=dtype) if self.size() < 8 else None
+        out = self.tensor(num_rows, width, dtype=dtype)
+        kernels.rms_norm(x, weight, 1e-5, residual_TE=residual, out=out)
+        rows = self.rows(num_rows, width, dtype)
+        kernels.rms_norm_quantize(x, weight, 1e-5, residual_TE=residual, out=rows)
+
+    def gate(self, kernels: NativeKernels) -> None:
+        num_rows, width, dtype = self.size(), self.size(), self.choice()
+        x = self.tensor(num_rows, 2 * width, dtype=dtype)
+        kernels.silu_mul(x, out=self.tensor(num_rows, width, dtype=dtype))
+        kernels.quantize_rows(x, out=self.rows(num_rows, 2 * width, dtype))
+
+    def product(self, kernels: NativeKernels) -> None:
+        num_rows, num_out, num_in, dtype = self.size(), self.size(), self.size(), self.choice()
+        weight = torch.randn(
+            num_out, num_in
+        ).bfloat16()  # packing is torch's own until the weights are rows
+        bias = self.tensor(num_out) if self.size() < 8 else None
+        dense, options = kernels.pack_matmul(weight, bias), {"accumulate": self.size() < 8}
+        out = self.tensor(num_rows, num_out, dtype=dtype)
+        kernels.matmul(self.tensor(num_rows, num_in, dtype=torch.bfloat16), dense, out=out)
+        int8 = kernels.pack_int8(weight, bias)
+        kernels.int8_matmul(self.rows(num_rows, num_in, dtype), int8, out=out, **options)
+        x = self.tensor(num_rows, num_in, dtype=dtype)
+        kernels.int8_weight_matmul(x, int8, out=out, **options)
+        low, high = self.rows(self.size(), num_in, dtype), self._random.choice((dense, int8))
+        both = self.tensor(num_rows + len(low.q_TK), num_out, dtype=dtype)
+        x = self.tensor(num_rows, num_in, dtype=torch.bfloat16)
+        kernels.routed_matmul(x, high, low, int8, out=both, **options)
+        if num_out % 2 == 0:
+            gated = kernels.pack_int8(weight, bias, gated=True)
+            out = self.tensor(num_rows, num_out // 2, dtype=dtype)
+            kernels.int8_matmul(self.rows(num_rows, num_in, dtype), gated, out=out, **options)
+
+    def rope(self, kernels: NativeKernels) -> None:
+        num_tokens, heads, groups, dim = (self.size() % 9 for _ in range(4))
+        dim, dtype, num_slots = self._random.choice((dim, 2 * dim, 64)), self.choice(), 12
+        quantise = self.size() < 8
+        kernels.rope_store_kv(
+            self.tensor(num_tokens, (heads + 2 * groups) * dim, dtype=dtype),
+            self.tensor(num_tokens, dim, dtype=dtype),
+            self.tensor(num_tokens, dim, dtype=dtype),
+            self.ints([self._random.randrange(num_slots) for _ in range(num_tokens)]),
+            self.tensor(num_slots, 2 * groups, dim, dtype=torch.int8 if quantise else dtype),
+            scale_SP=self.tensor(num_slots, 2 * groups) if quantise else None,
+            out=self.tensor(num_tokens, heads, dim, dtype=dtype),
+        )
+
+    def attention(self, kernels: NativeKernels) -> None:
+        groups, dim = self._random.choice((1, 2, 3)), self._random.choice((1, 2, 20, 32, 64))
+        heads, dtype, num_slots = groups * self._random.choice((1, 2, 3, 5)), self.choice(), 90
+        queries = [self._random.choice((1, 1, 2, 40)) for _ in range(self.size() % 4)]
+        keys = [self._random.randrange(0, 90) for _ in queries]
+        starts = [self._random.randrange(0, 90) for _ in queries]
+        rows = list(range(sum(queries)))
+        self._random.shuffle(rows)
+        positions = torch.arange(90).repeat(4, 1) if self.size() < 8 else None
+        batch = AttentionBatch(
+            query_rows_T=self.ints(rows),
+            num_queries_B=self.ints(queries),
+            query_start_B=self.ints(starts),
+            row_B=self.ints([self._random.randrange(4) for _ in queries]),
+            num_keys_B=self.ints(keys),
+            slots_RN=torch.randint(0, num_slots, (4, 90)),
+            positions_RN=positions,
+        )
+        plan = kernels.plan_attention(
+            batch,
+            num_slots=num_slots,
+            num_heads=heads,
+            num_kv_heads=groups,
+            head_dim=dim,
+            scale=0.1,
+            dtype=dtype,
+            window=self._random.choice((None, 1, 30, 2**62)),
+            observe_queries=self._random.choice((0, 1, 7, 2**62)),
+        )
+        q_THD = self.tensor(len(rows), heads, dim, dtype=dtype)
+        kv_SPD = self.tensor(num_slots, 2 * groups, dim, dtype=dtype)
+        out_TA = self.tensor(len(rows), heads * dim, dtype=dtype)
+        received = self.tensor(plan.received_size) if self.size() < 8 else None
+        kernels.attention(q_THD, kv_SPD, plan, out=out_TA, received=received)
+
+
+def main(seed: int, num_calls: int) -> None:
+    """Attacks; a crash ends the process."""
+    attacker, kernels = Attacker(seed), select("native")
+    assert isinstance(kernels, NativeKernels)
+    torch.manual_seed(seed)
+    attacks: list[Callable[[NativeKernels], None]] = [
+        attacker.norm,
+        attacker.gate,
+        attacker.product,
+        attacker.rope,
+        attacker.attention,
+    ]
+    accepted = [0] * len(attacks)
+    refused = [0] * len(attacks)
+    for call in range(num_calls):
+        kernels.limit_isa(("plain", "avx2", "avx512", "amx")[call % 4])
+        which = call % len(attacks)
+        try:
+            attacks[which](kernels)
+            accepted[which] += 1
+        except (ValueError, IndexError, TypeError):
+            refused[which] += 1
+        attacker.check_canaries()
+    print(*accepted, *refused)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
