@@ -41,6 +41,12 @@ def scale_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
 
 
+def check_gated(weight_NK: Tensor) -> None:
+    """Raises ValueError when ``weight_NK`` cannot be gate rows and as many up rows."""
+    if weight_NK.shape[0] % 2:
+        raise ValueError(f"gated weights need an even number of rows, got {weight_NK.shape[0]}")
+
+
 class PackedWeights(Protocol):
     """Weights in the layout that one backend's products read; opaque to everyone else."""
 

@@ -133,7 +133,12 @@ void AttentionPlan::pack(const AttentionRun& run, uint8_t* panels) {
     });
 }
 
-void AttentionPlan::run(const AttentionRun& run) {
+void AttentionPlan::run(const AttentionRun& asked) {
+    AttentionRun run = asked;
+    if (!observe_queries_ && run.received) {
+        std::fill_n(run.received, received_size_, 0.0f);
+        run.received = nullptr;
+    }
     if (items_.empty()) return;
     WorkSpace& space = work_space();
     const bool observed = run.received != nullptr;

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenrouter.kernels.base import QuantizedRows
+from tokenrouter.kernels.base import QuantizedRows, check_gated
 from tokenrouter.kernels.silu_mul.reference import silu_mul
 
 
@@ -39,6 +39,8 @@ def quantize_weight(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
 
 def pack(weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False) -> PackedInt8:
     """Quantises ``weight_NK``."""
+    if gated:
+        check_gated(weight_NK)
     q_NK, scale_N = quantize_weight(weight_NK)
     return PackedInt8(weight=q_NK, scale_N=scale_N, bias_N=bias_N, gated=gated)
 
@@ -47,7 +49,11 @@ def int8_matmul(
     rows: QuantizedRows, packed: PackedInt8, *, out: Tensor | None = None, accumulate: bool = False
 ) -> Tensor:
     """``(q @ weight.T) * channel scale * row scale + bias`` in float32, then the rows' dtype: ``[T, N]``."""
-    y_TN = torch._int_mm(rows.q_TK, packed.weight.t()) * packed.scale_N
+    if rows.q_TK.shape[1] == 1:  # _int_mm takes a single column for something else
+        sums_TN = rows.q_TK.int() * packed.weight.t().int()
+    else:
+        sums_TN = torch._int_mm(rows.q_TK, packed.weight.t())
+    y_TN = sums_TN * packed.scale_N
     y_TN.mul_(rows.scale_T1)
     if packed.bias_N is not None:
         y_TN.add_(packed.bias_N)

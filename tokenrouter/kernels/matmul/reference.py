@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokenrouter.kernels.base import check_gated
 from tokenrouter.kernels.silu_mul.reference import silu_mul
 
 
@@ -50,6 +51,8 @@ def _can_block(weight_NK: Tensor) -> bool:
 
 def pack(weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False) -> PackedMatmul:
     """Packs ``weight_NK`` (any float dtype) for ``matmul``; the original is not modified."""
+    if gated:
+        check_gated(weight_NK)
     if _can_block(weight_NK):
         blocked = torch.ops.mkldnn._reorder_linear_weight(weight_NK.contiguous(), None)
         return PackedMatmul(weight=blocked, bias_N=bias_N, blocked=True, gated=gated)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from tokenrouter.kernels.base import AttentionPlan, PackedWeights, QuantizedRows
+from tokenrouter.kernels.base import AttentionPlan, PackedWeights, QuantizedRows, check_gated
 from tokenrouter.kernels.int8_matmul.reference import quantize_weight
 from tokenrouter.kernels.matmul import reference as matmul_reference
 from tokenrouter.kernels.reference import ReferenceKernels
@@ -36,7 +36,8 @@ def _interleave(gate_up: Tensor) -> Tensor:
     halves = gate_up.unflatten(0, (2, -1))
     padding = halves.new_zeros(2, -halves.shape[1] % 16, *halves.shape[2:])
     blocks = torch.cat((halves, padding), 1).unflatten(1, (-1, 16))
-    return blocks.transpose(0, 1).flatten(0, 2).contiguous()
+    interleaved: Tensor = blocks.transpose(0, 1).flatten(0, 2).contiguous()
+    return interleaved
 
 
 class NativeKernels(ReferenceKernels):
@@ -241,6 +242,7 @@ class NativeKernels(ReferenceKernels):
         bias_N = None if bias_N is None else bias_N.float()
         outputs = 0
         if gated:
+            check_gated(weight_NK)
             outputs = weight_NK.shape[0] // 2
             weight_NK = _interleave(weight_NK)
             scale_N = None if scale_N is None else _interleave(scale_N)

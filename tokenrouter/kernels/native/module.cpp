@@ -113,6 +113,9 @@ void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& o
     check_shape(out, x.sizes(), "out");
     a.out = out.data_ptr();
     a.out_rows = layout_of(out, "out");
+    check_overlap_free(out, (out.dim() == 3 ? out.size(1) - 1 : 0) * a.out_rows.inner_stride + a.width, "out");
+    TORCH_CHECK_VALUE(out.dim() == 2 || out.size(1) <= 1 || a.out_rows.inner_stride >= a.width,
+                      "out has heads that overlap: stride ", a.out_rows.inner_stride, " for ", a.width, " features");
     tr::rms_norm(a, is_bf16(x), false);
 }
 
@@ -208,6 +211,7 @@ struct Weights {
         TORCH_CHECK_VALUE(int8 == scale_n.has_value(), "int8 weights come with scales, bfloat16 ones without");
         n = weight.size(0);
         k = weight.size(1);
+        TORCH_CHECK_VALUE(k > 0, "weight must have at least one input, got shape ", weight.sizes());
         const int64_t item = int8 ? 1 : 2;
         k_tiles = tr::num_k_tiles(k, item);
         const Tensor rows = weight.contiguous();

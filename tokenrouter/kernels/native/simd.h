@@ -122,7 +122,20 @@ TR_INLINE float sum16(f32x16 v) {
     return (x[0] + x[2]) + (x[1] + x[3]);
 }
 
-// Rounds half to even; |v| < 2^22. A product before it is rounded on its own, never fused with it.
+// Keeps a product from being fused with the sum after it: its rounding is the same on every instruction set.
+template <class V>
+TR_INLINE f32x16 unfused(f32x16 v) {
+#if TR_X86
+    if constexpr (V::is_avx512) {
+        __asm__("" : "+v"(v));
+        return v;
+    }
+#endif
+    __asm__("" : "+m"(v));
+    return v;
+}
+
+// Rounds half to even; |v| < 2^22.
 template <class V>
 TR_INLINE i32x16 round_to_int(f32x16 v) {
 #if TR_X86
@@ -132,8 +145,7 @@ TR_INLINE i32x16 round_to_int(f32x16 v) {
         return n;
     }
 #endif
-    __asm__("" : "+m"(v));
-    return (i32x16)(v + 12582912.0f) - 0x4b400000;
+    return (i32x16)(unfused<V>(v) + 12582912.0f) - 0x4b400000;
 }
 
 // The larger of each pair; b where they do not compare.
@@ -197,14 +209,15 @@ constexpr float kLog2e = 1.44269504088896341f;
 
 template <class V>
 TR_INLINE f32x16 silu(f32x16 x) {
-    return x / (1.0f + exp16<V>(-(x < -88.0f ? splat(-88.0f) : x)));
+    const f32x16 clamped = x < -88.0f ? splat(-88.0f) : x;
+    return x < -88.0f ? f32x16{} : clamped / (1.0f + exp16<V>(-clamped));
 }
 
 // silu to what bf16 holds.
 template <class V>
 TR_INLINE f32x16 silu_for_bf16(f32x16 x) {
-    const f32x16 low = splat(-87.0f);
-    return x / (1.0f + exp2_for_bf16<V>((x < low ? low : x) * -kLog2e));
+    const f32x16 clamped = x < -87.0f ? splat(-87.0f) : x;
+    return x < -87.0f ? f32x16{} : clamped / (1.0f + exp2_for_bf16<V>(clamped * -kLog2e));
 }
 
 }  // namespace tr

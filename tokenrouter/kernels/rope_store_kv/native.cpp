@@ -66,7 +66,7 @@ TR_EACH_ISA(rope_float, body, (, float),
 }  // namespace
 
 void rope_store_kv(const RopeArgs& a, bool is_bf16) {
-    const int64_t width = (a.num_heads + 2 * a.num_kv_heads) * a.head_dim;
+    const int64_t width = std::max<int64_t>(1, (a.num_heads + 2 * a.num_kv_heads) * a.head_dim);
     at::parallel_for(0, a.num_tokens, std::max<int64_t>(1, 16384 / width), [&](int64_t begin, int64_t end) {
         std::vector<float> scratch(size_t(a.head_dim));
         if (is_bf16) {

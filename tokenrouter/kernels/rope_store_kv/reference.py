@@ -35,7 +35,7 @@ def rope_store_kv(
         The rotated queries, ``[T, H, D]``.
     """
     num_kv_heads, head_dim = kv_SPD.shape[1] // 2, kv_SPD.shape[2]
-    heads_THD = qkv_TO.view(qkv_TO.shape[0], -1, head_dim)
+    heads_THD = qkv_TO.unflatten(1, (qkv_TO.shape[1] // head_dim, head_dim))
     num_rotated = heads_THD.shape[1] - num_kv_heads
     plain_THD, value_TGD = heads_THD.split_with_sizes((num_rotated, num_kv_heads), 1)
     rotated_THD = torch.addcmul(
