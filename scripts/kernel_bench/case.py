@@ -13,7 +13,7 @@ from tokenrouter.telemetry import Spread, spread
 from .roofline import Machine, Roofline, Work
 
 Call = Callable[[], Any]
-NATIVE = "native"
+NATIVE, REFERENCE, LIBRARY, SEPARATE = "native", "reference", "library", "separate"
 
 
 class Turn:

@@ -22,9 +22,7 @@ Backends = Sequence[KernelSet]
 Operator = Callable[[KernelSet, Tensor, Any], object]
 
 
-def row_cases(
-    backends: Backends, shapes: Shapes, sizes: Sizes, *, cached: bool
-) -> Iterator[Case]:
+def row_cases(backends: Backends, shapes: Shapes, sizes: Sizes, *, cached: bool) -> Iterator[Case]:
     """rms_norm, rms_norm_quantize, quantize_rows and silu_mul, then rope_store_kv; ``cached``: one layer's arena."""
     norm_E = torch.rand(shapes.hidden).bfloat16()
     operators: dict[str, tuple[int, int | None, Operator]] = {
@@ -82,7 +80,9 @@ def _row_case(
             written_bytes=written_bytes,
             working_set_bytes=read_bytes + written_bytes,
         ),
-        calls={k.name: [partial(run, k, x_TK, out if k.name == NATIVE else None)] for k in backends},
+        calls={
+            k.name: [partial(run, k, x_TK, out if k.name == NATIVE else None)] for k in backends
+        },
     )
 
 

@@ -58,9 +58,7 @@ class Shapes:
         return (
             Linear(name="qkv", num_outputs=self.qkv, num_inputs=self.hidden),
             Linear(name="out", num_outputs=self.hidden, num_inputs=attention),
-            Linear(
-                name="gate_up", num_outputs=2 * self.inter, num_inputs=self.hidden, gated=True
-            ),
+            Linear(name="gate_up", num_outputs=2 * self.inter, num_inputs=self.hidden, gated=True),
             Linear(name="down", num_outputs=self.hidden, num_inputs=self.inter),
         )
 

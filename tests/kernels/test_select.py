@@ -115,13 +115,37 @@ def test_what_needs_no_native_kernels_does_not_warn(unavailable: Callable[[str],
         assert select("auto", dtype=torch.float16).name == "reference"
 
 
-def test_no_ninja(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_ninja(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A traceback of the builder instead of what to install."""
     from torch.utils import cpp_extension
 
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setattr(cpp_extension, "is_ninja_available", lambda: False)
     with pytest.raises(build.NativeUnavailable, match="ninja is missing: pip install ninja"):
         build.load.__wrapped__()
+
+
+def test_a_library_cut_short_is_built_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A set-up that was killed while it linked breaks every later run."""
+    from torch.utils import cpp_extension
+
+    name = f"tokenrouter_native_{build.fingerprint()}"
+    built = Path(cpp_extension._get_build_directory(name, verbose=False)) / f"{name}.so"
+    whole = built.read_bytes()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    library = Path(cpp_extension._get_build_directory(name, verbose=False)) / f"{name}.so"
+    library.write_bytes(whole[: len(whole) // 2])
+    builds = []
+
+    def rebuild(*_: Any) -> None:
+        builds.append(library.exists())
+        library.write_bytes(whole)
+
+    monkeypatch.setattr(build, "_build", rebuild)
+    assert build.load.__wrapped__().isa() and builds == [False]
+    assert build.load.__wrapped__().isa() and builds == [False], "a whole one is not built again"
 
 
 def test_no_compiler(tmp_path: Path) -> None:

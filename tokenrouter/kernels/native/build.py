@@ -1,13 +1,20 @@
 """Builds the native operators once, by torch's extension builder, and loads them.
 
-The library is cached under torch's extension folder, named by the hash of the sources, torch's version and the
-compiler: another source or torch builds another one.
+The library lies under torch's extension folder (TORCH_EXTENSIONS_DIR, by default in the user's cache), in a folder named by
+the hash of sources, flags, torch and Python: other sources or another torch build another one. A library that is there is
+loaded without a compiler.
+
+``python -m tokenrouter.kernels.native`` builds it ahead of the first use and says what it found.
 """
 
+import fcntl
 import hashlib
+import importlib.util
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +29,7 @@ FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
     "-Wno-psabi",
+    "-Wno-uninitialized",
     "-Wno-maybe-uninitialized",
     "-Wno-unknown-pragmas",
 )
@@ -36,13 +44,79 @@ def sources() -> list[Path]:
     return sorted(KERNELS.rglob("*.cpp"))
 
 
-def fingerprint() -> str:
+def fingerprint(extra_flags: tuple[str, ...] = ()) -> str:
     """Hash of sources, headers, flags, torch's version and the Python ABI."""
-    digest = hashlib.sha256(repr((torch.__version__, sys.implementation.cache_tag, FLAGS)).encode())
+    what = (torch.__version__, sys.implementation.cache_tag, FLAGS, extra_flags)
+    digest = hashlib.sha256(repr(what).encode())
     for path in sorted([*KERNELS.rglob("*.cpp"), *KERNELS.rglob("*.h")]):
         digest.update(path.relative_to(KERNELS).as_posix().encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+@cache
+def load(extra_flags: tuple[str, ...] = ()) -> Any:
+    """The compiled module; the first call on a machine builds it, which takes about a minute.
+
+    Args:
+        extra_flags: for compiler and linker, e.g. a sanitizer.
+
+    Raises:
+        NativeUnavailable: no compiler, or a build that fails; with the reason and what to do.
+    """
+    name = f"tokenrouter_native_{fingerprint(extra_flags)}"
+    from torch.utils import cpp_extension  # imports setuptools: only here
+
+    try:
+        folder = Path(cpp_extension._get_build_directory(name, verbose=False))
+        with _one_builder(folder):
+            library = folder / f"{name}.so"
+            if library.exists():
+                try:
+                    return _import(name, library)
+                except ImportError:  # cut short when it was written
+                    library.unlink()
+            _build(cpp_extension, name, folder, extra_flags)
+            return _import(name, library)
+    except (RuntimeError, OSError, ImportError) as error:
+        if isinstance(error, NativeUnavailable):
+            raise
+        raise NativeUnavailable(f"the build failed:\n{error}") from error
+
+
+def _build(cpp_extension: Any, name: str, folder: Path, extra_flags: tuple[str, ...]) -> None:
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) is None:
+        raise NativeUnavailable(
+            f"no C++ compiler ({compiler} is not in PATH): install one, on Debian `apt install g++`"
+        )
+    with _ninja_in_path():
+        if not cpp_extension.is_ninja_available():
+            raise NativeUnavailable("ninja is missing: pip install ninja")
+        (folder / "lock").unlink(
+            missing_ok=True
+        )  # of a build that was killed; ours is the one at work
+        print("building the native kernels, once: about a minute", file=sys.stderr, flush=True)
+        cpp_extension.load(
+            name=name,
+            sources=_units(folder),
+            build_directory=str(folder),
+            extra_cflags=[*FLAGS, *extra_flags],
+            extra_ldflags=["-fopenmp", *extra_flags],
+            extra_include_paths=[str(KERNELS)],
+            is_python_module=False,
+            is_standalone=False,
+            keep_intermediates=False,
+        )
+
+
+def _import(name: str, library: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(name, library)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"not an extension module: {library}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _units(folder: Path) -> list[str]:
@@ -51,37 +125,25 @@ def _units(folder: Path) -> list[str]:
     for path in sources():
         relative = path.relative_to(KERNELS)
         unit = folder / "_".join(relative.parts)
-        text = f'#include "{relative.as_posix()}"\n'
-        if not unit.exists() or unit.read_text() != text:
-            unit.write_text(text)
+        unit.write_text(f'#include "{relative.as_posix()}"\n')
         units.append(str(unit))
     return units
 
 
-@cache
-def load() -> Any:
-    """The compiled module; built on the first call of the first process. Raises NativeUnavailable with the reason."""
-    compiler = os.environ.get("CXX", "g++")
-    if shutil.which(compiler) is None:
-        raise NativeUnavailable(
-            f"no C++ compiler ({compiler} is not in PATH): install one, on Debian `apt install g++`"
-        )
-    from torch.utils import (
-        cpp_extension,
-    )  # imports setuptools: only where something is built or loaded
+@contextmanager
+def _one_builder(folder: Path) -> Iterator[None]:
+    """Others wait; the lock goes with the process, so that a killed build blocks nobody."""
+    with (folder / "builder").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
-    if not cpp_extension.is_ninja_available():
-        raise NativeUnavailable("ninja is missing: pip install ninja")
-    name = f"tokenrouter_native_{fingerprint()}"
+
+@contextmanager
+def _ninja_in_path() -> Iterator[None]:
+    """Beside this interpreter, where pip puts it, also when its environment is not activated."""
+    before = os.environ.get("PATH", "")
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), before))
     try:
-        folder = Path(cpp_extension._get_build_directory(name, verbose=False))
-        return cpp_extension.load(
-            name=name,
-            sources=_units(folder),
-            build_directory=str(folder),
-            extra_cflags=list(FLAGS),
-            extra_ldflags=["-fopenmp"],
-            extra_include_paths=[str(KERNELS)],
-        )
-    except (RuntimeError, OSError, ImportError) as error:
-        raise NativeUnavailable(f"the build failed:\n{error}") from error
+        yield
+    finally:
+        os.environ["PATH"] = before

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "native/simd.h"
+#include "native/rows.h"
 
 namespace tr {
 namespace {
@@ -75,78 +75,140 @@ TR_FINISH(finish_int_float, int32_t, float)
 TR_FINISH(finish_bf16, float, bf16)
 TR_FINISH(finish_float, float, float)
 
-// One product with what its micro-kernel needs beside it.
+// ---- rows in int8 -----------------------------------------------------------------------------------------------------
+
+// Activations + 128: the unsigned bytes that VNNI asks for.
+template <class V>
+TR_INLINE void offset_body(const uint8_t* row, int64_t width, uint8_t* to) {
+    for (int64_t k = 0; k < width; ++k) to[k] = row[k] ^ 0x80;
+}
+
+TR_EACH_ISA(offset_row, offset_body, (), (const uint8_t* row, int64_t width, uint8_t* to), (row, width, to))
+
+constexpr float kSecondSteps = 254.0f;  // of the second row in one step of the first: half a step is 127 of them
+
+// x ~ scale * (first + second / 254); zeros up to `width`. `flip` is 0x80 for unsigned bytes.
+template <class V, typename T>
+TR_INLINE void split_body(const T* x, int64_t k_size, int64_t width, uint8_t flip, uint8_t* first, uint8_t* second,
+                          float* scale) {
+    const float amax = largest_magnitude<V>(x, k_size);
+    *scale = amax < 1e-30f ? 1e-30f : amax / 127.0f;
+    const float inverse = 1.0f / *scale;
+    for (int64_t k = 0; k < width; k += kLanes) {
+        const int64_t count = k_size - k;
+        const f32x16 v = (count >= kLanes ? load16<V>(x + k) : load_some<V>(x + k, count > 0 ? count : 0)) * inverse;
+        const i32x16 coarse = round_to_int<V>(v);
+        const i32x16 fine = round_to_int<V>((v - __builtin_convertvector(coarse, f32x16)) * kSecondSteps);
+        const i8x16 low = __builtin_convertvector(coarse, i8x16) ^ int8_t(flip);
+        const i8x16 high = __builtin_convertvector(fine, i8x16) ^ int8_t(flip);
+        std::memcpy(first + k, &low, sizeof low);
+        std::memcpy(second + k, &high, sizeof high);
+    }
+}
+
+TR_EACH_ISA(split_bf16, split_body, (, bf16),
+            (const bf16* x, int64_t k_size, int64_t width, uint8_t flip, uint8_t* first, uint8_t* second,
+             float* scale),
+            (x, k_size, width, flip, first, second, scale))
+TR_EACH_ISA(split_float, split_body, (, float),
+            (const float* x, int64_t k_size, int64_t width, uint8_t flip, uint8_t* first, uint8_t* second,
+             float* scale),
+            (x, k_size, width, flip, first, second, scale))
+
+// Sums of the two rows of each row, scaled.
+template <class V>
+TR_INLINE void join_body(const int32_t* pairs, const float* scale, int64_t rows, float* sums) {
+    for (int64_t i = 0; i < rows; ++i)
+        for (int64_t c = 0; c < kPanel; c += kLanes) {
+            const int32_t* first = pairs + 2 * i * kPanel + c;
+            const f32x16 fine = unfused<V>(as_float<V>(first + kPanel) * (1.0f / kSecondSteps));
+            store16<V>(sums + i * kPanel + c, (as_float<V>(first) + fine) * scale[i]);
+        }
+}
+
+TR_EACH_ISA(join, join_body, (), (const int32_t* pairs, const float* scale, int64_t rows, float* sums),
+            (pairs, scale, rows, sums))
+
+// ---- one product ------------------------------------------------------------------------------------------------------
+
+// A product with the rows as its micro-kernel reads them.
 class Job {
   public:
     Gemm g;
     GemmKind kind;
 
     explicit Job(const GemmJob& job) : g(job.gemm), kind(job.kind) {
-        if (kind == GemmKind::int8 && PanelKernels::wants_unsigned()) offset_rows();
+        const int64_t width = g.k_tiles * kTileBytes, grain = std::max<int64_t>(1, 65536 / width);
+        const uint8_t flip = PanelKernels::wants_unsigned() ? 0x80 : 0;
+        const Gemm from = g;
+        if (kind == GemmKind::int8 && flip) {
+            own_rows_.resize(size_t(g.m * width));
+            at::parallel_for(0, g.m, grain, [&](int64_t begin, int64_t end) {
+                for (int64_t i = begin; i < end; ++i) offset_row(row(from, i), width, own_rows_.data() + i * width);
+            });
+        } else if (kind == GemmKind::int8_weight) {
+            own_rows_.resize(size_t(2 * g.m * width));
+            row_scale_.resize(size_t(g.m));
+            at::parallel_for(0, g.m, grain, [&](int64_t begin, int64_t end) {
+                for (int64_t i = begin; i < end; ++i) split(from, i, width, flip);
+            });
+        } else {
+            return;
+        }
+        g.a = own_rows_.data();
+        g.a_stride = width;
     }
 
     int64_t panel_bytes() const { return g.k_tiles * kTile; }
 
-    const uint8_t* panel(int64_t p) const { return static_cast<const uint8_t*>(g.w) + p * panel_bytes(); }
-
-    int64_t block_rows() const {
-        const int64_t rows = kRowBlockBytes / (g.k_tiles * kTileBytes) / kMaxPanelRows * kMaxPanelRows;
-        return std::max<int64_t>(rows, kMaxPanelRows);
-    }
-
-    // Rows m0 .. m1 times panel p, whose weights (widened where they have to be) are `w`.
-    void apply(PanelKernels& kernels, int64_t p, const uint8_t* w, int64_t k_tiles, int64_t m0, int64_t m1) const {
-        alignas(64) int32_t exact[kMaxPanelRows * kPanel];
-        float* sums = reinterpret_cast<float*>(exact);
-        for (int64_t m = m0; m < m1; m += kMaxPanelRows) {
-            const int64_t rows = std::min(kMaxPanelRows, m1 - m);
-            const PanelArgs args{static_cast<const uint8_t*>(g.a) + m * g.a_stride, g.a_stride, rows, w, k_tiles,
-                                 g.channel_sum + (g.channel_sum ? p * kPanel : 0)};
-            if (kind == GemmKind::int8) {
-                kernels.int8(args, exact);
-                g.out_is_bf16 ? finish_int_bf16(g, exact, m, rows, p) : finish_int_float(g, exact, m, rows, p);
-            } else {
-                kernels.bf16(args, sums);
-                g.out_is_bf16 ? finish_bf16(g, sums, m, rows, p) : finish_float(g, sums, m, rows, p);
-            }
-        }
+    // Panels begin .. end, for blocks of rows that stay in the first cache.
+    void run(PanelKernels& kernels, int64_t begin, int64_t end) const {
+        const int64_t fit = kRowBlockBytes / (g.k_tiles * kTileBytes) / kMaxPanelRows * kMaxPanelRows;
+        const int64_t block = std::max(fit, kMaxPanelRows);
+        for (int64_t m = 0; m < g.m; m += block)
+            for (int64_t p = begin; p < end; ++p) apply(kernels, p, m, std::min(g.m, m + block));
     }
 
   private:
-    std::vector<uint8_t> unsigned_rows_;
+    std::vector<uint8_t> own_rows_;
+    std::vector<float> row_scale_;
 
-    void offset_rows() {
-        const int64_t width = g.k_tiles * kTileBytes;
-        unsigned_rows_.resize(size_t(g.m * width));
-        const Gemm from = g;
-        at::parallel_for(0, g.m, std::max<int64_t>(1, 65536 / width), [&](int64_t begin, int64_t end) {
-            for (int64_t i = begin; i < end; ++i) {
-                const uint8_t* row = static_cast<const uint8_t*>(from.a) + i * from.a_stride;
-                uint8_t* to = unsigned_rows_.data() + i * width;
-                for (int64_t k = 0; k < width; ++k) to[k] = row[k] ^ 0x80;
+    static const uint8_t* row(const Gemm& g, int64_t i) { return static_cast<const uint8_t*>(g.a) + i * g.a_stride; }
+
+    void split(const Gemm& from, int64_t i, int64_t width, uint8_t flip) {
+        uint8_t *first = own_rows_.data() + 2 * i * width, *second = first + width;
+        float* scale = row_scale_.data() + i;
+        if (from.a_is_bf16) {
+            split_bf16(reinterpret_cast<const bf16*>(row(from, i)), from.k, width, flip, first, second, scale);
+        } else {
+            split_float(reinterpret_cast<const float*>(row(from, i)), from.k, width, flip, first, second, scale);
+        }
+    }
+
+    // Rows m0 .. m1 times panel p.
+    void apply(PanelKernels& kernels, int64_t p, int64_t m0, int64_t m1) const {
+        alignas(64) int32_t exact[kMaxPanelRows * kPanel];
+        alignas(64) float sums[kMaxPanelRows * kPanel];
+        const uint8_t* w = static_cast<const uint8_t*>(g.w) + p * panel_bytes();
+        const int32_t* channel_sum = g.channel_sum ? g.channel_sum + p * kPanel : nullptr;
+        const int64_t parts = kind == GemmKind::int8_weight ? 2 : 1, step = kMaxPanelRows / parts;
+        for (int64_t m = m0; m < m1; m += step) {
+            const int64_t rows = std::min(step, m1 - m);
+            const PanelArgs args{row(g, parts * m), g.a_stride, parts * rows, w, g.k_tiles, channel_sum};
+            if (kind == GemmKind::bf16) {
+                kernels.bf16(args, sums);
+            } else {
+                kernels.int8(args, exact);
             }
-        });
-        g.a = unsigned_rows_.data();
-        g.a_stride = width;
+            if (kind == GemmKind::int8) {
+                g.out_is_bf16 ? finish_int_bf16(g, exact, m, rows, p) : finish_int_float(g, exact, m, rows, p);
+                continue;
+            }
+            if (kind == GemmKind::int8_weight) join(exact, row_scale_.data() + m, rows, sums);
+            g.out_is_bf16 ? finish_bf16(g, sums, m, rows, p) : finish_float(g, sums, m, rows, p);
+        }
     }
 };
-
-void run_job(const Job& job, PanelKernels& kernels, int64_t begin, int64_t end) {
-    static thread_local std::vector<uint8_t> widened;
-    const int64_t k_tiles = job.g.k_tiles;
-    if (job.kind == GemmKind::int8_weight) {
-        widened.resize(size_t(2 * job.panel_bytes()));
-        for (int64_t p = begin; p < end; ++p) {
-            widen_panel(job.panel(p), k_tiles, widened.data());
-            job.apply(kernels, p, widened.data(), 2 * k_tiles, 0, job.g.m);
-        }
-        return;
-    }
-    const int64_t block = job.block_rows();
-    for (int64_t m = 0; m < job.g.m; m += block)
-        for (int64_t p = begin; p < end; ++p)
-            job.apply(kernels, p, job.panel(p), k_tiles, m, std::min(job.g.m, m + block));
-}
 
 }  // namespace
 
@@ -167,7 +229,7 @@ void gemm(const GemmJob* jobs, int64_t num_jobs) {
     at::parallel_for(0, panels, serial ? std::max<int64_t>(panels, 1) : 1, [&](int64_t begin, int64_t end) {
         PanelKernels kernels;
         for (int64_t p = begin; p < end; p += group)
-            for (const Job& job : prepared) run_job(job, kernels, p, std::min(end, p + group));
+            for (const Job& job : prepared) job.run(kernels, p, std::min(end, p + group));
     });
 }
 

@@ -8,9 +8,10 @@
 namespace tr {
 
 struct Gemm {
-    const void* a;               // rows, int8 or bf16; k_tiles * 64 readable bytes each, zeros (or K's own) beyond K
+    const void* a;               // rows; int8 and bf16 products read k_tiles * 64 bytes of each, zeros beyond K
     int64_t a_stride;            // bytes from row to row
-    int64_t m, n, k_tiles;       // n: columns of `out`
+    bool a_is_bf16;              // int8_weight: else float
+    int64_t m, n, k, k_tiles;    // n: columns of `out`
     bool gated;                  // panels hold 16 gate and 16 up channels; out is silu(gate) * up
     const void* w;               // packed panels
     void* out;                   // [m, n]
@@ -29,7 +30,9 @@ struct Gemm {
 enum class GemmKind : int {
     bf16 = 0,         // bf16 rows, bf16 weights, float sums
     int8 = 1,         // int8 rows, int8 weights, exact 32-bit sums: a row's result never depends on the others
-    int8_weight = 2,  // bf16 rows, int8 weights widened to bf16 on the way (exact), float sums
+    // bf16 or float rows, int8 weights. A row becomes two int8 rows, the second holding what rounding left of the first:
+    // 16 bits of the row's largest magnitude, exact sums, and the weights are read as they are.
+    int8_weight = 2,
 };
 
 struct GemmJob {

@@ -145,8 +145,8 @@ class NativeKernels(ReferenceKernels):
         out: Tensor | None = None,
         accumulate: bool = False,
     ) -> Tensor:
-        """See KernelSet. float32 rows are rounded to bfloat16."""
-        return self._product(x_TK.bfloat16(), None, packed, x_TK.dtype, out, accumulate)
+        """See KernelSet. A row is taken as two int8 rows: 16 bits of its largest magnitude."""
+        return self._product(x_TK, None, packed, x_TK.dtype, out, accumulate)
 
     def routed_matmul(
         self,
@@ -166,7 +166,7 @@ class NativeKernels(ReferenceKernels):
             return out
         low_handle = cast(NativePacked, low_packed).handle
         self._module.routed_matmul(
-            high_TK.bfloat16(), high.handle, low.q_TK, low.scale_T1, low_handle, out, accumulate
+            high_TK, high.handle, low.q_TK, low.scale_T1, low_handle, out, accumulate
         )
         return out
 

@@ -240,7 +240,7 @@ struct Weights {
 
 // Rows that the micro-kernels may read: whole tiles of k. A copy only where K is no multiple of a tile.
 Tensor whole_tiles(const Tensor& x, const Weights& w) {
-    const int64_t width = w.k_tiles * tr::kTileBytes / (w.int8 ? 1 : 2);
+    const int64_t width = w.k_tiles * tr::kTileBytes / x.element_size();
     if (x.size(1) == width) return x;
     Tensor copy = at::zeros({x.size(0), width}, x.options());
     copy.narrow(1, 0, x.size(1)).copy_(x);
@@ -256,8 +256,9 @@ struct Rows {
 tr::GemmJob job_of(const Rows& rows, const Weights& w, const Tensor& out, bool accumulate, std::vector<Tensor>& keep) {
     const Tensor& x = rows.x;
     const bool int8 = x.scalar_type() == at::kChar;
-    TORCH_CHECK_VALUE(x.device().is_cpu() && (int8 || is_bf16(x)), "rows must be int8 or bfloat16 on the CPU, got ",
-                      x.scalar_type());
+    if (!int8) check_float(x, "rows");
+    TORCH_CHECK_VALUE(x.device().is_cpu() && (int8 || w.int8 || is_bf16(x)),
+                      "bfloat16 weights need bfloat16 rows on the CPU, got ", x.scalar_type());
     TORCH_CHECK_VALUE(!int8 || w.int8, "int8 rows need int8 weights");
     TORCH_CHECK_VALUE(int8 == rows.scale.has_value(), "int8 rows come with scales, bfloat16 ones without");
     check_rows(x, "rows");
@@ -266,13 +267,16 @@ tr::GemmJob job_of(const Rows& rows, const Weights& w, const Tensor& out, bool a
     check_rows(out, "out");
     check_shape(out, {x.size(0), w.n}, "out");
     check_overlap_free(out, w.n, "out");
-    keep.push_back(whole_tiles(x, w));
+    const auto kind = int8 ? tr::GemmKind::int8 : w.int8 ? tr::GemmKind::int8_weight : tr::GemmKind::bf16;
+    keep.push_back(kind == tr::GemmKind::int8_weight ? x : whole_tiles(x, w));
     const Tensor& a = keep.back();
     tr::Gemm g{};
     g.a = a.data_ptr();
     g.a_stride = a.stride(0) * a.element_size();
     g.m = x.size(0);
     g.n = w.n;
+    g.k = w.k;
+    g.a_is_bf16 = is_bf16(x);
     g.k_tiles = w.k_tiles;
     g.gated = w.gated;
     g.w = w.data.data_ptr();
@@ -289,8 +293,7 @@ tr::GemmJob job_of(const Rows& rows, const Weights& w, const Tensor& out, bool a
         g.row_scale = rows.scale->data_ptr();
         g.row_scale_is_bf16 = is_bf16(*rows.scale);
     }
-    g.channel_sum = int8 ? w.channel_sum.data_ptr<int32_t>() : nullptr;
-    const auto kind = int8 ? tr::GemmKind::int8 : w.int8 ? tr::GemmKind::int8_weight : tr::GemmKind::bf16;
+    g.channel_sum = w.int8 ? w.channel_sum.data_ptr<int32_t>() : nullptr;
     return {g, kind};
 }
 

@@ -268,32 +268,4 @@ void PanelKernels::prepare(int64_t rows) {
 #endif
 }
 
-namespace {
-
-template <class V>
-TR_INLINE void widen_body(const uint8_t* from, int64_t k_tiles, uint8_t* to) {
-    for (int64_t t = 0; t < k_tiles; ++t) {
-        for (int64_t half = 0; half < 2; ++half) {
-            const uint8_t* rows = from + t * kTile + half * 1024;
-            for (int64_t r = 0; r < 16; ++r) {
-                const i32x16 x = (i32x16)load_words(rows + r * 64);
-                const u32x16 k0 = (u32x16)__builtin_convertvector((i32x16)(x << 24) >> 24, f32x16);
-                const u32x16 k1 = (u32x16)__builtin_convertvector((i32x16)(x << 16) >> 24, f32x16);
-                const u32x16 k2 = (u32x16)__builtin_convertvector((i32x16)(x << 8) >> 24, f32x16);
-                const u32x16 k3 = (u32x16)__builtin_convertvector(x >> 24, f32x16);
-                uint8_t* out = to + (2 * t + r / 8) * kTile + half * 1024 + (2 * r % 16) * 64;
-                const u32x16 low = (k0 >> 16) | k1, high = (k2 >> 16) | k3;
-                std::memcpy(out, &low, 64);
-                std::memcpy(out + 64, &high, 64);
-            }
-        }
-    }
-}
-
-TR_EACH_ISA(widen, widen_body, (), (const uint8_t* from, int64_t k_tiles, uint8_t* to), (from, k_tiles, to))
-
-}  // namespace
-
-void widen_panel(const uint8_t* from, int64_t k_tiles, uint8_t* to) { widen(from, k_tiles, to); }
-
 }  // namespace tr

@@ -61,7 +61,4 @@ class PanelKernels {
     int64_t configured_ = 0;
 };
 
-// A panel of int8 weights as bf16, same layout: tile t becomes tiles 2t and 2t + 1. Up to 127 integers are exact in bf16.
-void widen_panel(const uint8_t* from, int64_t k_tiles, uint8_t* to);
-
 }  // namespace tr
