@@ -24,14 +24,14 @@ runtimes() {
         ldd "$work/probe" | awk '/lib(a|ub)san/ { print $3 }' | sort | paste -sd:
 }
 
-# The kernels' builder takes its compiler from CXX and keeps what it built in TORCH_EXTENSIONS_DIR.
+# The kernels' builder takes its compiler from CXX, by name: a path may hold spaces. It builds in TORCH_EXTENSIONS_DIR.
 write_compiler() {
-    cat >"$work/g++" <<END
+    cat >"$work/asan-g++" <<END
 #!/usr/bin/env bash
 unset LD_PRELOAD
 exec $(command -v g++) "\$@" -O1 -g1 -fno-omit-frame-pointer -D_GLIBCXX_ASSERTIONS $flags
 END
-    chmod +x "$work/g++"
+    chmod +x "$work/asan-g++"
 }
 
 findings() {
@@ -48,16 +48,16 @@ preload=$(runtimes) || die "g++ cannot link with $flags: install its sanitizer l
 write_compiler
 
 cd -- "$root"
-export CXX=$work/g++ TORCH_EXTENSIONS_DIR=$work HF_HUB_OFFLINE=1 WANDB_MODE=offline
+export CXX=asan-g++ PATH=$work:$PATH TORCH_EXTENSIONS_DIR=$work HF_HUB_OFFLINE=1 WANDB_MODE=offline
 export LD_PRELOAD=$preload
-export ASAN_OPTIONS=detect_leaks=0:halt_on_error=0:log_path=$reports/asan
-export UBSAN_OPTIONS=print_stacktrace=1:log_path=$reports/ubsan
+export ASAN_OPTIONS=detect_leaks=0:halt_on_error=0:log_path="'$reports/asan'"
+export UBSAN_OPTIONS=print_stacktrace=1:log_path="'$reports/ubsan'"
 say "building, the first time for a minute"
 library=$("$python" -c 'from tokenrouter.kernels import select; print(select("native")._module.__file__)')
 LD_PRELOAD='' grep -q __asan_report -- "$library" || die "$library is not instrumented"
 say "running tests/kernels"
 code=0
-"$python" -m pytest -q tests/kernels "$@" || code=$?
+"$python" -m pytest -q -p no:faulthandler tests/kernels "$@" || code=$?
 
 export LD_PRELOAD=
 if [[ -n $(find "$reports" -type f -size +0) ]]; then

@@ -109,7 +109,10 @@ def size_label(linear: Linear, rows: str) -> str:
 
 
 def _work(operator: str, linear: Linear, num_rows: int, copies: int) -> Work:
-    """Weights once, rows once, the bf16 result once; scales are too few to count."""
+    """Weights once, rows once, the bf16 result once; scales are too few to count.
+
+    Full-precision rows by int8 weights count at the bf16 rate.
+    """
     int8 = operator == "int8_matmul"
     weight_bytes = linear.num_weights * (2 if operator == "matmul" else 1)
     rows_bytes = num_rows * linear.num_inputs * (1 if int8 else 2)

@@ -125,27 +125,27 @@ def test_no_ninja(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         build.load.__wrapped__()
 
 
-def test_a_library_cut_short_is_built_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A set-up that was killed while it linked breaks every later run."""
+def test_a_killed_build_blocks_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Half a library that is loaded (the process dies of it), or a lock that everybody waits for."""
     from torch.utils import cpp_extension
 
     name = f"tokenrouter_native_{build.fingerprint()}"
     built = Path(cpp_extension._get_build_directory(name, verbose=False)) / f"{name}.so"
     whole = built.read_bytes()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    library = Path(cpp_extension._get_build_directory(name, verbose=False)) / f"{name}.so"
-    library.write_bytes(whole[: len(whole) // 2])
+    folder = Path(cpp_extension._get_build_directory(name, verbose=False)) / "build"
+    folder.mkdir()
+    (folder / f"{name}.so").write_bytes(whole[: len(whole) // 2])
+    (folder / "lock").touch()
     builds = []
 
-    def rebuild(*_: Any) -> None:
-        builds.append(library.exists())
-        library.write_bytes(whole)
+    def compile_it(**options: Any) -> None:
+        builds.append(sorted(path.name for path in folder.iterdir() if path.suffix != ".cpp"))
+        (Path(options["build_directory"]) / f"{name}.so").write_bytes(whole)
 
-    monkeypatch.setattr(build, "_build", rebuild)
-    assert build.load.__wrapped__().isa() and builds == [False]
-    assert build.load.__wrapped__().isa() and builds == [False], "a whole one is not built again"
+    monkeypatch.setattr(cpp_extension, "load", compile_it)
+    assert build.load.__wrapped__().isa() and builds == [[]], "nothing of the killed one is left"
+    assert build.load.__wrapped__().isa() and len(builds) == 1, "a whole one is not built again"
 
 
 def test_no_compiler(tmp_path: Path) -> None:

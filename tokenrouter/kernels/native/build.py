@@ -71,12 +71,9 @@ def load(extra_flags: tuple[str, ...] = ()) -> Any:
         folder = Path(cpp_extension._get_build_directory(name, verbose=False))
         with _one_builder(folder):
             library = folder / f"{name}.so"
-            if library.exists():
-                try:
-                    return _import(name, library)
-                except ImportError:  # cut short when it was written
-                    library.unlink()
-            _build(cpp_extension, name, folder, extra_flags)
+            if not library.exists():
+                _build(cpp_extension, name, folder / "build", extra_flags)
+                (folder / "build" / library.name).replace(library)  # whole, or not there
             return _import(name, library)
     except (RuntimeError, OSError, ImportError) as error:
         if isinstance(error, NativeUnavailable):
@@ -93,9 +90,8 @@ def _build(cpp_extension: Any, name: str, folder: Path, extra_flags: tuple[str, 
     with _ninja_in_path():
         if not cpp_extension.is_ninja_available():
             raise NativeUnavailable("ninja is missing: pip install ninja")
-        (folder / "lock").unlink(
-            missing_ok=True
-        )  # of a build that was killed; ours is the one at work
+        shutil.rmtree(folder, ignore_errors=True)  # what a killed build left, its lock too
+        folder.mkdir()
         print("building the native kernels, once: about a minute", file=sys.stderr, flush=True)
         cpp_extension.load(
             name=name,
