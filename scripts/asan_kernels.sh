@@ -34,10 +34,11 @@ END
     chmod +x "$work/asan-g++"
 }
 
+# The address sanitizer writes to its log; the other one to stderr, which pytest must not capture.
 findings() {
     find "$reports" -type f -exec cat {} + |
         sed -nE 's/^SUMMARY: (AddressSanitizer.*)/\1/p; /runtime error:/p' |
-        sed -E 's/0x[0-9a-f]+/0x../g; s/^==[0-9]+==//' | sort | uniq -c | sort -rn
+        sed -E 's/0x[0-9a-f]+/0x../g; s/^[.]+//' | sort | uniq -c | sort -rn
 }
 
 command -v g++ >/dev/null || die "no g++ in PATH: install one, on Debian \`apt install g++\`"
@@ -51,18 +52,19 @@ cd -- "$root"
 export CXX=asan-g++ PATH=$work:$PATH TORCH_EXTENSIONS_DIR=$work HF_HUB_OFFLINE=1 WANDB_MODE=offline
 export LD_PRELOAD=$preload
 export ASAN_OPTIONS=detect_leaks=0:halt_on_error=0:log_path="'$reports/asan'"
-export UBSAN_OPTIONS=print_stacktrace=1:log_path="'$reports/ubsan'"
+export UBSAN_OPTIONS=print_stacktrace=1
 say "building, the first time for a minute"
 library=$("$python" -c 'from tokenrouter.kernels import select; print(select("native")._module.__file__)')
 LD_PRELOAD='' grep -q __asan_report -- "$library" || die "$library is not instrumented"
 say "running tests/kernels"
 code=0
-"$python" -m pytest -q -p no:faulthandler tests/kernels "$@" || code=$?
+"$python" -m pytest -q -s -p no:faulthandler tests/kernels "$@" 2>&1 | tee "$reports/pytest" || code=$?
 
 export LD_PRELOAD=
-if [[ -n $(find "$reports" -type f -size +0) ]]; then
+found=$(findings)
+if [[ -n $found ]]; then
     say "findings (times seen, what and where); whole reports in $reports:"
-    findings
+    printf '%s\n' "$found"
     exit 1
 fi
 say "the sanitizers found nothing; pytest ended with $code"

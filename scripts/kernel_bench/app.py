@@ -99,7 +99,7 @@ def run(
 ) -> dict[str, Any]:
     """Measures the machine, then every case; prints the table as it grows."""
     sizes: Sizes = QUICK if arguments.quick else Sizes()
-    machine: Machine = measure_machine(native, sizes, provenance, repeats=arguments.repeats)
+    machine: Machine = measure_machine(native, sizes, provenance)
     print("\n".join(machine.lines()), flush=True)
     print(f"\n{head()}", flush=True)
     results: list[Result] = []

@@ -21,11 +21,9 @@ _SECOND_CACHE, _LAST_CACHE = 1 << 20, 32 << 20  # where Linux does not say
 _MEMORY_SHARE = 8  # a buffer takes at most this part of the memory
 
 
-def measure_machine(
-    native: NativeKernels, sizes: Sizes, provenance: Provenance, *, repeats: int
-) -> Machine:
+def measure_machine(native: NativeKernels, sizes: Sizes, provenance: Provenance) -> Machine:
     """Everything at its fastest turn: a roofline is what the machine can do."""
-    fastest = partial(_fastest_s, turn_s=sizes.turn_s, repeats=repeats)
+    fastest = partial(_fastest_s, turn_s=sizes.turn_s, repeats=sizes.machine_repeats)
     bf16_ops_s, int8_ops_s = _product_rates(native, sizes, fastest)
     return Machine(
         hardware=provenance.hardware_label,

@@ -107,6 +107,7 @@ class Sizes:
         beyond_bytes: the smallest buffer that counts as beyond all caches.
         rate_rows: rows of the square products that find the product rate.
         rate_width: their inputs and outputs.
+        machine_repeats: turns that find the fastest of each.
     """
 
     rows: tuple[int, ...] = (1, 4, 32, 256, 1024)
@@ -120,6 +121,7 @@ class Sizes:
     beyond_bytes: int = 256 << 20
     rate_rows: int = 1024
     rate_width: int = 2048
+    machine_repeats: int = 20
 
 
 QUICK = Sizes(
@@ -134,4 +136,5 @@ QUICK = Sizes(
     beyond_bytes=8 << 20,
     rate_rows=64,
     rate_width=256,
+    machine_repeats=2,
 )

@@ -216,9 +216,17 @@ def test_cost_model() -> None:
     assert model.tokenwise_s("high", 2 * SIZES[-1]) == 16.0
     middle = (SIZES[1] + SIZES[2]) / 2
     assert model.tokenwise_s("high", middle) == pytest.approx(3.0)
-    assert not CHEAP_LOW.queueing_pays({"high": 9}, 4)
+    assert not CHEAP_LOW.queueing_pays({"high": 9}, 4, 4)
     times = [model.tokenwise_s("high", n) for n in range(200)]
     assert times == sorted(times)
+
+
+def test_waiting_pays_in_company_only() -> None:
+    """The last requests of a run stand still for a batch that never fills: the run got a sixth slower."""
+    costs = CostModel(seconds={"high": (2.0,) * len(SIZES), "low": (1.0,) * len(SIZES)})
+    assert costs.queueing_pays({"low": 30, "high": 2}, 4, 4)
+    assert not costs.queueing_pays({"low": 1, "high": 1}, 4, 4)
+    assert costs.queueing_pays({"low": 3, "high": 1}, 4, 0), "without waiting nothing stands still"
 
 
 def test_measured_costs_are_positive() -> None:
@@ -275,3 +283,13 @@ def test_nothing_is_measured_where_one_executor_does_all(
     llm = LLM(tiny(), router=router, executors=build_pool("int8", tiny()))
     assert llm.engine._parts.dispatcher.mode == "mixed"
     assert not probes
+
+
+def test_shared_weights_are_mixed(probes: list[Executor]) -> None:
+    """Waiting for company saves a second stream of weights: with one set there is none to save."""
+    model = tiny()
+    shared, separate = build_pool("int8_shared", model), build_pool("int8", model)
+    assert shared.shares_weights and not separate.shares_weights
+    assert not build_pool("full", model).shares_weights
+    llm = LLM(model, router=RandomRouter(0.5), executors=shared)
+    assert llm.engine._parts.dispatcher.mode == "mixed" and probes == []

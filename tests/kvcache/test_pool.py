@@ -1,4 +1,4 @@
-"""Guards the slot accounting: no slot is lost, shared or moved, whatever the order of calls."""
+"""Guards the slot accounting: no slot is lost, shared or moved, whatever the order of calls, in every layer group."""
 
 import numpy as np
 import pytest
@@ -6,26 +6,44 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tokenrouter.kvcache import KVPool
+from tokenrouter.kvcache import KVPool, SlotTable
 
 NUM_SLOTS, MAX_ROWS, MAX_LEN = 24, 5, 12
 
 
+def in_a_run(table: SlotTable, row: int) -> bool:
+    """Whether attention can read the row's slots in place."""
+    return bool((np.diff(table.slots_RN[row, : table.num_kept_R[row]]) == 1).all())
+
+
 class PoolMachine(RuleBasedStateMachine):
-    """Acquire, extend and release in any order against a list of slots per row."""
+    """Acquire, extend and release in any order against a list of slots per group and row."""
+
+    num_groups: int
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = KVPool(num_slots=NUM_SLOTS, max_rows=MAX_ROWS, max_len=MAX_LEN)
-        self.held: dict[int, list[int]] = {}
+        self.pool = KVPool(
+            num_slots=NUM_SLOTS, max_rows=MAX_ROWS, max_len=MAX_LEN, num_groups=self.num_groups
+        )
+        self.held: dict[int, list[list[int]]] = {}
         self.peak = 0
+
+    def live(self, group: int) -> int:
+        return sum(len(slots[group]) for slots in self.held.values())
+
+    def note(self, row: int) -> None:
+        self.held[row] = [
+            table.slots_RN[row, : table.num_kept_R[row]].tolist() for table in self.pool.tables
+        ]
+        self.peak = max(self.peak, *map(self.live, range(self.num_groups)))
 
     @precondition(lambda self: len(self.held) < MAX_ROWS)
     @rule(expected=st.integers(1, MAX_LEN + 3))
     def acquire(self, expected: int) -> None:
         row = self.pool.acquire_row(expected)
         assert row not in self.held and 0 <= row < MAX_ROWS
-        self.held[row] = []
+        self.held[row] = [[] for _ in range(self.num_groups)]
 
     @precondition(lambda self: len(self.held) == MAX_ROWS)
     @rule()
@@ -37,13 +55,27 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), more=st.integers(-2, MAX_LEN + 1))
     def extend(self, data: st.DataObject, more: int) -> None:
         row = data.draw(st.sampled_from(sorted(self.held)))
-        length = len(self.held[row]) + more
-        fits = length <= MAX_LEN and more <= self.pool.free
-        done = self.pool.extend(row, length)
-        assert done == (more <= 0 or fits)
-        if done and more > 0:
-            self.held[row] = self.pool.slots_BN[row, :length].tolist()
-            self.peak = max(self.peak, sum(map(len, self.held.values())))
+        kept = [len(slots) for slots in self.held[row]]
+        length = max(kept) + more
+        fits = length <= MAX_LEN and all(
+            length - kept[group] <= NUM_SLOTS - self.live(group) for group in range(self.num_groups)
+        )
+        assert self.pool.extend(row, length) == fits
+        if fits:
+            self.note(row)
+            assert [len(slots) for slots in self.held[row]] == [max(n, length) for n in kept]
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), more=st.integers(1, MAX_LEN))
+    def extend_one_group(self, data: st.DataObject, more: int) -> None:
+        """Groups that keep different numbers of tokens: what retention per group comes to."""
+        row = data.draw(st.sampled_from(sorted(self.held)))
+        group = data.draw(st.integers(0, self.num_groups - 1))
+        length = min(len(self.held[row][group]) + more, MAX_LEN)
+        if self.pool.tables[group].fits(row, length):
+            self.pool.tables[group].extend(row, length)
+            self.note(row)
+            assert len(self.held[row][group]) == length
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -62,40 +94,82 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def integrity(self) -> None:
         self.pool.check_integrity()
-        assert self.pool.live == sum(map(len, self.held.values()))
-        assert self.pool.free == NUM_SLOTS - self.pool.live
+        live = [self.live(group) for group in range(self.num_groups)]
+        assert [table.live for table in self.pool.tables] == live
+        assert [table.free for table in self.pool.tables] == [NUM_SLOTS - n for n in live]
+        assert self.pool.live == max(live) and self.pool.free == NUM_SLOTS - max(live)
+        assert self.pool.cached == 0
         assert self.pool.num_free_rows == MAX_ROWS - len(self.held)
         assert self.pool.peak_live == self.peak
 
     @invariant()
     def held_slots_stay_where_they_are(self) -> None:
-        for row, slots in self.held.items():
-            assert self.pool.num_kept_B[row] == len(slots)
-            assert self.pool.slots_BN[row, : len(slots)].tolist() == slots
-            assert self.pool.positions_BN[row, : len(slots)].tolist() == list(range(len(slots)))
-
-    @invariant()
-    def first_slot_means_a_run(self) -> None:
-        """Attention reads the run in place: a wrong promise is another request's KV."""
-        for row, slots in self.held.items():
-            first = self.pool.first_slot(row)
-            assert first == -1 or slots == list(range(first, first + len(slots)))
+        for row, of_groups in self.held.items():
+            for table, slots in zip(self.pool.tables, of_groups, strict=True):
+                kept = len(slots)
+                assert table.num_kept_R[row] == kept
+                assert table.slots_RN[row, :kept].tolist() == slots
+                assert table.positions_RN[row, :kept].tolist() == list(range(kept))
 
 
-TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+class OneGroup(PoolMachine):
+    """The default."""
+
+    num_groups = 1
+
+
+class ThreeGroups(PoolMachine):
+    """Layers that keep other tokens than other layers."""
+
+    num_groups = 3
+
+
+TestOneGroup = OneGroup.TestCase
+TestThreeGroups = ThreeGroups.TestCase
+TestOneGroup.settings = TestThreeGroups.settings = settings(
+    max_examples=80, stateful_step_count=40, deadline=None
+)
+
+
+def test_a_refusal_leaves_no_group_extended() -> None:
+    """A group with room that takes slots before another refuses: the request's groups then disagree."""
+    for full in range(3):
+        pool = KVPool(num_slots=10, max_rows=2, max_len=10, num_groups=3)
+        row, other = pool.acquire_row(5), pool.acquire_row(10)
+        assert pool.extend(row, 2)
+        pool.tables[full].extend(other, 7)
+        assert pool.free == 1 and pool.live == 9
+        assert not pool.extend(row, 4)
+        assert [table.num_kept_R[row] for table in pool.tables] == [2, 2, 2]
+        assert pool.extend(row, 3)
+        assert [table.num_kept_R[row] for table in pool.tables] == [3, 3, 3]
+        pool.check_integrity()
 
 
 def test_growing_requests_stay_in_a_run() -> None:
     """Neighbours that take each other's next slot: attention then gathers for ever."""
-    pool = KVPool(num_slots=60, max_rows=4, max_len=20)
+    pool = KVPool(num_slots=60, max_rows=4, max_len=20, num_groups=2)
     rows = [pool.acquire_row(15) for _ in range(4)]
     for row, length in zip(rows, (3, 1, 7, 2), strict=True):
         assert pool.extend(row, length)
     for length in range(8, 16):
         for row in rows:
             assert pool.extend(row, length)
-    assert all(pool.first_slot(row) >= 0 for row in rows)
+    assert all(in_a_run(table, row) for table in pool.tables for row in rows)
+    pool.check_integrity()
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_promise_binds_while_other_slots_are_free(step: int) -> None:
+    """A row that grows past its own promise into its neighbour's, one token at a time or several."""
+    pool = KVPool(num_slots=30, max_rows=2, max_len=20)
+    eager, neighbour = pool.acquire_row(4), pool.acquire_row(10)
+    for length in range(step, 13, step):
+        assert pool.extend(eager, length)
+    for length in range(step, 11, step):
+        assert pool.extend(neighbour, length)
+    table = pool.tables[0]
+    assert not in_a_run(table, eager) and in_a_run(table, neighbour)
     pool.check_integrity()
 
 
@@ -109,7 +183,8 @@ def test_a_promise_is_soft() -> None:
     assert pool.extend(greedy, 10)
     pool.release(greedy)
     row = pool.acquire_row(10)
-    assert pool.extend(row, 10) and pool.first_slot(row) == 0
+    assert pool.extend(row, 10)
+    assert pool.tables[0].slots_RN[row].tolist() == list(range(10))
     pool.check_integrity()
 
 
@@ -121,42 +196,67 @@ def test_promises_end_with_their_requests() -> None:
     first, second = pool.acquire_row(20), pool.acquire_row(5)
     for length in range(1, 6):
         assert pool.extend(first, 3 * length) and pool.extend(second, length)
-    assert pool.first_slot(first) >= 0 and pool.first_slot(second) >= 0
+    assert in_a_run(pool.tables[0], first) and in_a_run(pool.tables[0], second)
 
 
-def test_a_broken_run_is_never_promised_again() -> None:
-    """A row whose later slots happen to follow its first one, with a gap between."""
+def test_a_row_grows_around_a_wall() -> None:
+    """A decode token that takes the next slot though another request has it, or one beyond the last."""
     pool = KVPool(num_slots=6, max_rows=2, max_len=6)
     row, wall = pool.acquire_row(1), pool.acquire_row(1)
     assert pool.extend(row, 1) and pool.extend(wall, 1)
-    assert pool.extend(row, 4)
-    slots = pool.slots_BN[row, :4]
-    assert (np.diff(slots) == 1).all() == (pool.first_slot(row) >= 0)
-    pool.release(wall)
-    assert pool.extend(row, 5)
-    assert pool.first_slot(row) == -1
-
-
-@pytest.mark.parametrize("sizes", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (-4, 2, 2)])
-def test_an_empty_pool_is_refused(sizes: tuple[int, int, int]) -> None:
-    """A pool in which nothing can ever run."""
-    slots, rows, length = sizes
-    with pytest.raises(ValueError, match="a pool needs slots, rows and a length"):
-        KVPool(num_slots=slots, max_rows=rows, max_len=length)
-
-
-def test_integrity_check_sees_a_fault() -> None:
-    """Guards the guard: a shared slot, a lost one and a wrong count are found."""
-    for fault in ("shared", "lost", "count"):
-        pool = KVPool(num_slots=8, max_rows=2, max_len=8)
-        first, second = pool.acquire_row(4), pool.acquire_row(4)
-        assert pool.extend(first, 3) and pool.extend(second, 3)
+    for length in range(2, 6):
+        assert pool.extend(row, length)
         pool.check_integrity()
-        if fault == "shared":
-            pool.slots_BN[second, 0] = pool.slots_BN[first, 0]
-        elif fault == "lost":
-            pool.num_kept_B[first] = 2
-        else:
-            pool.free -= 1
-        with pytest.raises(AssertionError):
-            pool.check_integrity()
+    assert pool.tables[0].slots_RN[row, :5].tolist() == [0, 2, 3, 4, 5]
+    pool.release(wall)
+    assert pool.extend(row, 6)
+    assert pool.tables[0].slots_RN[row].tolist() == [0, 2, 3, 4, 5, 1]
+    pool.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "sizes", [(0, 1, 1, 1), (1, 0, 1, 1), (1, 1, 0, 1), (-4, 2, 2, 2), (1, 1, 1, 0)]
+)
+def test_an_empty_pool_is_refused(sizes: tuple[int, int, int, int]) -> None:
+    """A pool in which nothing can ever run, or that no layer has a table in."""
+    slots, rows, length, groups = sizes
+    with pytest.raises(
+        ValueError, match=f"at least 1 slot.*got {slots}, {rows}, {length}, {groups}$"
+    ):
+        KVPool(num_slots=slots, max_rows=rows, max_len=length, num_groups=groups)
+
+
+@pytest.mark.parametrize("group", [0, 1])
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("shared", "two requests"),
+        ("lost", "slot tables disagree"),
+        ("count", "slot tables disagree"),
+        ("stolen", "does not own"),
+        ("positions", "positions disordered"),
+        ("free row", "a free row holds slots"),
+    ],
+)
+def test_integrity_check_sees_a_fault(fault: str, message: str, group: int) -> None:
+    """Guards the guard, in every group: a shared slot, a lost one, a wrong count, owner, position or row."""
+    pool = KVPool(num_slots=8, max_rows=3, max_len=8, num_groups=2)
+    first, second = pool.acquire_row(4), pool.acquire_row(4)
+    assert pool.extend(first, 3) and pool.extend(second, 3)
+    pool.check_integrity()
+    table = pool.tables[group]
+    if fault == "shared":
+        table.slots_RN[second, 0] = table.slots_RN[first, 0]
+    elif fault == "lost":
+        table.num_kept_R[first] = 2
+    elif fault == "count":
+        table.free -= 1
+    elif fault == "stolen":
+        slots_RN = table.slots_RN
+        slots_RN[first, 0], slots_RN[second, 0] = slots_RN[second, 0], slots_RN[first, 0]
+    elif fault == "positions":
+        table.positions_RN[first, :2] = [1, 0]
+    else:
+        table.extend(next(row for row in range(3) if row not in (first, second)), 1)
+    with pytest.raises(AssertionError, match=message):
+        pool.check_integrity()

@@ -107,7 +107,8 @@ def build_engine(
         options: checked by themselves.
     """
     routes = executable_routes(router, model.config.num_layers, pool.executors)
-    kv_pool, arena = _memory(model, options)
+    layer_groups = _layer_groups(model.config.num_layers)
+    kv_pool, arena = _memory(model, options, num_groups=max(layer_groups) + 1)
     return LLMEngine(
         EngineParts(
             router=router,
@@ -121,7 +122,7 @@ def build_engine(
             scheduler=_scheduler(kv_pool, options),
             dispatcher=_dispatcher(routes, model, pool, options),
             runner=Runner(
-                Decoder(model, pool.kernels),
+                Decoder(model, pool.kernels, layer_groups),
                 pool,
                 arena,
                 ForwardBuilder(routes.table, model.config.num_layers, kv_pool),
@@ -140,8 +141,8 @@ def build_engine(
 def _dispatcher(
     routes: ExecutableRoutes, model: LoadedModel, pool: ExecutorPool, options: EngineOptions
 ) -> Dispatcher:
-    """With one executor in use ``auto`` has nothing to weigh, and nothing is measured."""
-    weighs = options.dispatch == "auto" and len(routes.used) > 1
+    """With one executor in use, or one set of weights, ``auto`` has nothing to weigh, and nothing is measured."""
+    weighs = options.dispatch == "auto" and len(routes.used) > 1 and not pool.shares_weights
     used = {name: pool.executors[name] for name in sorted(routes.used)}
     return Dispatcher(
         routes.table,
@@ -153,14 +154,26 @@ def _dispatcher(
     )
 
 
-def _memory(model: LoadedModel, options: EngineOptions) -> tuple[KVPool, KVArena]:
+def _layer_groups(num_layers: int) -> tuple[int, ...]:
+    """Per layer, the number of its group, 0 upwards: layers of a group keep the same tokens, in the same slots."""
+    return (0,) * num_layers
+
+
+def _memory(
+    model: LoadedModel, options: EngineOptions, *, num_groups: int
+) -> tuple[KVPool, KVArena]:
     config = model.config
     slot_bytes = config.num_layers * config.kv_planes * config.head_dim * model.dtype.itemsize
     wanted = options.max_num_seqs * config.max_model_len
     num_slots = options.num_kv_slots or max(
         min(wanted, DEFAULT_KV_BYTES // slot_bytes), config.max_model_len
     )
-    pool = KVPool(num_slots=num_slots, max_rows=options.max_num_seqs, max_len=config.max_model_len)
+    pool = KVPool(
+        num_slots=num_slots,
+        max_rows=options.max_num_seqs,
+        max_len=config.max_model_len,
+        num_groups=num_groups,
+    )
     arena = KVArena(
         num_layers=config.num_layers,
         num_slots=num_slots,

@@ -86,7 +86,7 @@ class Dispatcher:
         for route, chunks in queues.items():
             name = self._route_executor[route]
             tokens[name] = tokens.get(name, 0) + len(chunks)
-        return not self._costs.queueing_pays(tokens, self.min_batch)
+        return not self._costs.queueing_pays(tokens, self.min_batch, max(self._max_wait))
 
     def _is_ready(self, step: PackedStep, route: int, chunks: list[int]) -> bool:
         waited = max(step.chunks[c].request.waited_steps for c in chunks)

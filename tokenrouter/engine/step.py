@@ -1,10 +1,10 @@
 """From a plan to tensors: the packed tokens of a step, and the forwards that run them.
 
-T tokens of a step in plan order, C chunks, N tokens of one request.
+T tokens of a step in plan order, C chunks, B requests of a forward, R rows of a slot table, N tokens of one request.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -85,10 +85,17 @@ def pack(plan: StepPlan) -> PackedStep:
 
 
 class ForwardBuilder:
-    """Turns a group of chunks into a ForwardBatch: tokens sorted by route, slices per executor, spans per request."""
+    """Turns a group of chunks into a ForwardBatch: tokens sorted by route, slices per executor, a KVAccess per group.
+
+    Every entry is kept, so entry n of a row is position n in every layer group: groups differ in their slots only, and
+    attention needs no ``positions_RN``.
+    """
 
     def __init__(self, table: RouteTable, num_layers: int, pool: KVPool) -> None:
-        self._slots_RN: Tensor = torch.from_numpy(pool.slots_BN)
+        """Reads ``pool``'s slot tables, one per layer group, whenever it builds; changes none."""
+        self._slots_RN_of_group: tuple[Tensor, ...] = tuple(
+            torch.from_numpy(group.slots_RN) for group in pool.tables
+        )
         # Per layer, the executor of each route; equal layers share one entry, so segments are built once per pattern.
         self._patterns: list[tuple[str, ...]] = [
             tuple(_executor_at(route, layer) for route in table.routes)
@@ -124,20 +131,27 @@ class ForwardBuilder:
             query_start_B=torch.from_numpy(query_start_B),
             row_B=torch.from_numpy(row_B),
             num_keys_B=torch.from_numpy(num_keys_B),
-            slots_RN=self._slots_RN,
+            slots_RN=self._slots_RN_of_group[0],
         )
         forward = ForwardBatch(
             ids_T=step.batch.ids_T[sorted_T],
             positions_T=positions_T,
             segments=self._segments(np.bincount(route_T).tolist()),
-            kv=(
-                KVAccess(
-                    slots_T=self._slots_RN[step.batch.row_T[sorted_T], positions_T],
-                    attention=attention,
-                ),
-            ),
+            kv=self._kv(attention, step.batch.row_T[sorted_T], positions_T),
         )
         return forward, rows
+
+    def _kv(
+        self, attention: AttentionBatch, row_T: Tensor, positions_T: Tensor
+    ) -> tuple[KVAccess, ...]:
+        """Per layer group: ``attention`` over the group's slots, with all other tensors shared."""
+        return tuple(
+            KVAccess(
+                slots_T=slots_RN[row_T, positions_T],
+                attention=replace(attention, slots_RN=slots_RN),
+            )
+            for slots_RN in self._slots_RN_of_group
+        )
 
     def _segments(self, counts: list[int]) -> tuple[tuple[Segment, ...], ...]:
         built: dict[tuple[str, ...], tuple[Segment, ...]] = {}

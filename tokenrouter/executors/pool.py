@@ -53,6 +53,15 @@ class ExecutorPool:
     kernels: KernelSet
 
     @property
+    def shares_weights(self) -> bool:
+        """Whether all paths read the same weight tensors: then mixing them streams nothing twice."""
+        first, *others = (
+            [weight.data_ptr() for weight in executor.packed_weights]
+            for executor in self.executors.values()
+        )
+        return bool(others) and all(other == first for other in others)
+
+    @property
     def description(self) -> str:
         """For tables: ``high=full, low=int8, lm_head=high``."""
         paths = [f"{path}={executor.name}" for path, executor in self.executors.items()]

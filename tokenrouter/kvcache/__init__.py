@@ -1,6 +1,7 @@
-"""Token-granular KV memory: the arena holds entries, the pool says whose they are."""
+"""Token-granular KV memory: the arena holds entries, the pool says whose they are, per layer group."""
 
 from tokenrouter.kvcache.arena import KVArena
 from tokenrouter.kvcache.pool import KVPool
+from tokenrouter.kvcache.table import SlotTable
 
-__all__ = ["KVArena", "KVPool"]
+__all__ = ["KVArena", "KVPool", "SlotTable"]

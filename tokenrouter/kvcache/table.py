@@ -1,0 +1,126 @@
+"""One layer group's slots: which row has which, where its tokens came from, and what is free.
+
+Neighbouring slots can be read in place by attention. So a new row starts where a free run as long as it may become
+begins, and the run is kept for it softly: others take those slots only when nothing else is free.
+
+R rows (requests), N tokens of a row, S slots.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+FREE = -1
+
+
+class SlotTable:
+    """Slots, original positions and owners of one layer group. ``KVPool`` decides which rows are in use.
+
+    Invariant after every call: free + live + cached == num_slots, and a slot belongs to one row at most
+    (``check_integrity``).
+
+    Attributes:
+        num_slots: slots in total.
+        slots_RN: int64 ``[max_rows, max_len]``; the first ``num_kept_R[row]`` entries are its slots, oldest first.
+        positions_RN: int64, original positions of those entries in their request, ascending.
+        num_kept_R: int64, entries per row.
+        free: slots that nobody has.
+        cached: slots that belong to the prefix cache: 0 until prefix sharing exists.
+        peak_live: the most slots that were live at once.
+    """
+
+    def __init__(self, *, num_slots: int, max_rows: int, max_len: int) -> None:
+        self.num_slots = num_slots
+        self.slots_RN: NDArray[np.int64] = np.zeros((max_rows, max_len), np.int64)
+        self.positions_RN: NDArray[np.int64] = np.zeros((max_rows, max_len), np.int64)
+        self.num_kept_R: NDArray[np.int64] = np.zeros(max_rows, np.int64)
+        self._owner_S: NDArray[np.int32] = np.full(num_slots, FREE, np.int32)
+        self._promised_S: NDArray[np.int32] = np.full(num_slots, FREE, np.int32)
+        self.free = num_slots
+        self.cached = 0
+        self.peak_live = 0
+
+    @property
+    def live(self) -> int:
+        """Slots that belong to a row."""
+        return self.num_slots - self.free - self.cached
+
+    def promise(self, row: int, expected_len: int) -> None:
+        """Marks the first free, unpromised run of ``expected_len`` slots for ``row``; none, none marked."""
+        open_S = (self._owner_S == FREE) & (self._promised_S == FREE)
+        edges = np.flatnonzero(np.diff(open_S, prepend=False, append=False))
+        starts, ends = edges[::2], edges[1::2]
+        fits = np.flatnonzero(ends - starts >= expected_len)
+        if len(fits):
+            start = int(starts[fits[0]])
+            self._promised_S[start : start + expected_len] = row
+
+    def fits(self, row: int, length: int) -> bool:
+        """Whether ``extend`` to ``length`` tokens, ``max_len`` at most, finds enough free slots."""
+        return length - int(self.num_kept_R[row]) <= self.free
+
+    def extend(self, row: int, length: int) -> None:
+        """Gives ``row`` slots up to ``length`` tokens, which must fit; a row that has as many is left as it is."""
+        kept = int(self.num_kept_R[row])
+        wanted = length - kept
+        if wanted <= 0 or (wanted == 1 and kept and self._append(row, kept)):
+            return
+        found = self._take(row, kept, wanted)
+        self.slots_RN[row, kept:length] = found
+        self.positions_RN[row, kept:length] = np.arange(kept, length)
+        self._owner_S[found] = row
+        self._count(row, length, wanted)
+
+    def release(self, row: int) -> None:
+        """Frees the row's slots at once, and what was promised to it."""
+        slots_N = self.slots_RN[row, : self.num_kept_R[row]]
+        self._owner_S[slots_N] = FREE
+        self.free += len(slots_N)
+        self._promised_S[self._promised_S == row] = FREE
+        self.num_kept_R[row] = 0
+
+    def check_integrity(self) -> None:
+        """Asserts the invariant from scratch."""
+        used = [self.slots_RN[row, :kept] for row, kept in enumerate(self.num_kept_R)]
+        all_used = np.concatenate(used)
+        assert len(np.unique(all_used)) == len(all_used), "a slot belongs to two requests"
+        assert len(all_used) == self.live, "live slots and slot tables disagree"
+        num_owned = int((self._owner_S != FREE).sum())
+        assert num_owned == self.live, "owners and live count disagree"
+        for row, slots_N in enumerate(used):
+            assert (self._owner_S[slots_N] == row).all(), f"row {row} does not own its slots"
+            positions_N = self.positions_RN[row, : len(slots_N)]
+            assert (np.diff(positions_N, prepend=-1) > 0).all(), f"row {row}: positions disordered"
+
+    def _append(self, row: int, kept: int) -> bool:
+        """A decode token takes the next neighbour when that is free; False, and nothing changed, when it is not."""
+        slot = int(self.slots_RN[row, kept - 1]) + 1
+        if slot >= self.num_slots or self._owner_S[slot] != FREE:
+            return False
+        if self._promised_S[slot] not in (row, FREE):
+            return False
+        self.slots_RN[row, kept] = slot
+        self.positions_RN[row, kept] = kept
+        self._owner_S[slot] = row
+        self._count(row, kept + 1, 1)
+        return True
+
+    def _count(self, row: int, kept: int, taken: int) -> None:
+        self.num_kept_R[row] = kept
+        self.free -= taken
+        self.peak_live = max(self.peak_live, self.live)
+
+    def _take(self, row: int, kept: int, wanted: int) -> NDArray[np.int64]:
+        """Slots for the next ``wanted`` tokens: the row's next neighbours, its promise, unpromised, then any."""
+        follow = int(self.slots_RN[row, kept - 1]) + 1 if kept else -1
+        if kept and follow + wanted <= self.num_slots:
+            run = slice(follow, follow + wanted)
+            promised = self._promised_S[run]
+            if (self._owner_S[run] == FREE).all() and (
+                (promised == row) | (promised == FREE)
+            ).all():
+                return np.arange(follow, follow + wanted)
+        free_S = self._owner_S == FREE
+        rank_S = np.where(self._promised_S == row, 0, np.where(self._promised_S == FREE, 1, 2))
+        candidates = np.flatnonzero(free_S)
+        order = np.argsort(rank_S[candidates], kind="stable")[:wanted]
+        return candidates[order]
