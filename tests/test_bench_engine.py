@@ -7,6 +7,8 @@ import pytest
 
 from scripts import bench_engine
 from scripts.bench_engine import Sizes
+from tokenrouter import kernels
+from tokenrouter.kernels import KernelSet
 from tokenrouter.models import tiny_random
 from tokenrouter.models.tiny import tiny_hf
 from tokenrouter.routers import RandomRouter
@@ -85,6 +87,26 @@ def test_random_has_the_share_that_the_rules_have_on_the_same_windows(
     assert shares == [again["routed_eval_high_frac"]] and shares[0] != 0.1
     assert again["random_eval_high_frac"] == pytest.approx(shares[0], abs=0.03)
     assert again["routed_kl_mean_nats"] == pytest.approx(result["routed_kl_mean_nats"])
+
+
+def test_the_reference_runs_on_the_chosen_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--backend`` reached the systems; the model that they are compared with ran on ``auto``."""
+
+    def auto() -> KernelSet:
+        raise AssertionError("kernels of the backend auto were asked for")
+
+    monkeypatch.setattr(kernels, "_native_or_reference", auto)
+    sizes = Sizes(prompt_lengths=(5,), output_max=10)
+    bench = bench_engine.build(
+        tiny_random(),
+        tiny_hf(),
+        sizes,
+        repeats=1,
+        high_frac=0.1,
+        backend="reference",
+        dtype="float32",
+    )
+    assert bench.reference.pool.kernels.name == "reference"
 
 
 def test_ratios_show_their_spread(capsys: pytest.CaptureFixture[str]) -> None:

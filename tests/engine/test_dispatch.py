@@ -293,3 +293,12 @@ def test_shared_weights_are_mixed(probes: list[Executor]) -> None:
     assert not build_pool("full", model).shares_weights
     llm = LLM(model, router=RandomRouter(0.5), executors=shared)
     assert llm.engine._parts.dispatcher.mode == "mixed" and probes == []
+
+
+@pytest.mark.parametrize("pool", ["int8", "int8_shared"])
+def test_opaque_weights_can_be_compared(pool: str) -> None:
+    """oneDNN's packed bfloat16 weights have no address: a pool on the reference kernels could not be built."""
+    model = tiny().astype("bfloat16")
+    executors = build_pool(pool, model, kernels="reference")
+    assert executors.shares_weights is (pool == "int8_shared")
+    LLM(model, router=RandomRouter(0.5), executors=executors).generate(["a"])

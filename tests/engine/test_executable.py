@@ -1,5 +1,7 @@
 """Guards the choice of what runs where the pool lacks an executor: high in all layers, under an honest name."""
 
+from typing import Any
+
 import pytest
 
 from tokenrouter.engine.executable import executable_routes
@@ -57,13 +59,24 @@ def test_a_lost_route_runs_high_in_all_layers(
     assert set(found.executors) <= executors
 
 
-def test_a_route_with_other_attention_does_not_replace_a_lost_one() -> None:
-    """Tokens that lose their executor and get sparse attention or a draft model for it."""
-    sparse = Route(name="sparse", spans=HIGH.spans, attention="sparse")
-    draft = Route(name="draft", spans=HIGH.spans, branch="draft")
-    found = executable_routes(router(sparse, draft, LOW), LAYERS, {"high"})
-    assert found.executed_of.tolist() == [0, 1, 3]
-    assert found.table.names == ("sparse", "draft", "low", "high")
+@pytest.mark.parametrize(
+    ("asked", "built"),
+    [
+        ({"attention": "sparse"}, "full"),
+        ({"branch": "draft"}, "target"),
+        ({"branch": "shallow"}, "target"),
+        ({"retention": "protect"}, "normal"),
+        ({"retention": "compress"}, "normal"),
+        ({"retention": "drop_first"}, "normal"),
+    ],
+)
+def test_what_is_not_built_yet_is_refused_by_name(asked: dict[str, Any], built: str) -> None:
+    """Routes with sparse attention, a draft model or another retention ran as full, target and normal."""
+    [(name, value)] = asked.items()
+    route = Route(name="thrifty", spans=LOW.spans, **asked)
+    message = f"'thrifty' of router 'random' asks for {name}='{value}', .*only {name}='{built}'"
+    with pytest.raises(ValueError, match=message):
+        executable_routes(router(HIGH, route), LAYERS, {"high", "low"})
 
 
 @pytest.mark.parametrize(

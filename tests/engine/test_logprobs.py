@@ -176,17 +176,49 @@ def test_score_leaves_nothing_behind_when_a_sequence_is_refused() -> None:
     assert llm.engine.pool.free == 50
 
 
-def test_all_logits_and_prompt_logprobs_exclude_each_other() -> None:
-    """One of two sinks wins silently."""
+@pytest.mark.parametrize(
+    ("params", "options", "message"),
+    [
+        ({}, {"wants_all_logits": True}, "wants_all_logits=True needs a logits_sink"),
+        ({}, {"logits_sink": print}, "without forced_ids gets logits only with wants_all_logits"),
+        (
+            {"prompt_logprobs": 1},
+            {"logits_sink": print, "wants_all_logits": True},
+            "prompt_logprobs=1 cannot be combined",
+        ),
+        (
+            {"prompt_logprobs": 1},
+            {"logits_sink": print, "forced_ids": [6]},
+            "prompt_logprobs=1 cannot be combined",
+        ),
+    ],
+)
+def test_a_sink_that_would_get_nothing_is_refused(
+    params: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    """One of two sinks won silently, and a sink without forced ids was never called."""
     llm = plain_llm()
-    with pytest.raises(ValueError, match="wants_all_logits"):
-        llm.engine.add_request("a", [5], SamplingParams(), wants_all_logits=True)
-    with pytest.raises(ValueError, match="wants_all_logits"):
-        llm.engine.add_request(
-            "a",
-            [5],
-            SamplingParams(prompt_logprobs=1),
-            logits_sink=lambda *_: None,
-            wants_all_logits=True,
-        )
+    with pytest.raises(ValueError, match=message):
+        llm.engine.add_request("a", [5], SamplingParams(**params), **options)
+    assert not llm.engine.has_unfinished()
+
+
+@pytest.mark.parametrize(
+    ("forced", "message"),
+    [
+        ([10, 384], r"0 \.\. 383, got 10 \.\. 384"),
+        ([-1, 10], r"0 \.\. 383, got -1 \.\. 10"),
+        ([10, 1.5], "forced_ids must be a list of token ids, got 1.5"),
+    ],
+)
+def test_bad_forced_ids_are_refused_and_the_others_go_on(forced: Any, message: str) -> None:
+    """Forced ids were not checked: the step that fed one failed, and with it every request."""
+    llm = plain_llm()
+    llm.engine.add_request("good", prompts()[3], greedy())
+    llm.engine.step()
+    with pytest.raises(ValueError, match=message):
+        llm.engine.add_request("bad", [5, 6], greedy(), forced_ids=forced)
+    assert tokens(run_all(llm)["good"]) == alone()[3]
+    with pytest.raises(ValueError, match=message):
+        llm.score([[5, 6, *forced]], sink=lambda *_: None, prefill_len=2)
     assert not llm.engine.has_unfinished()

@@ -1,5 +1,6 @@
 """Guards greedy outputs against everything that must not change them: company, chunks, dispatch, scheduling, memory."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -91,7 +92,9 @@ def test_fragmented_slots() -> None:
     def count() -> None:
         nonlocal scattered
         rows = [r.row for r in llm.engine.scheduler.running]
-        scattered += sum(llm.engine.pool.first_slot(row) < 0 for row in rows)
+        table = llm.engine.pool.tables[0]
+        slots = [table.slots_RN[row, : table.num_kept_R[row]] for row in rows]
+        scattered += sum(bool((np.diff(slots_N) != 1).any()) for slots_N in slots)
 
     last = run_all(llm, count)
     ties = NearTies(plain_llm())

@@ -12,7 +12,8 @@ from tokenrouter.evaluation.throughput import Throughput, measure_throughput, ru
 from tokenrouter.executors import ExecutorPool
 from tokenrouter.models import LoadedModel
 from tokenrouter.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from tokenrouter.routers import LayerwiseRouter
+from tokenrouter.routers import LayerwiseRouter, RandomRouter
+from tokenrouter.types import LayerSpan, Route, RouteInput, RouteTable, RoutingDecision
 from tokenrouter.workloads import RequestSpec
 
 
@@ -50,6 +51,45 @@ def test_tokens_of_a_route_that_the_pool_lacks_count_as_high(model: LoadedModel)
     assert list(routes) == ["layerwise", "high"]
     assert (routes["high"]["token_frac"], routes["high"]["executor"]) == (1.0, "full")
     assert (routes["layerwise"]["token_frac"], routes["layerwise"]["degraded_frac"]) == (0.0, 1.0)
+
+
+class TwoLowRoutes(RandomRouter):
+    """Half of the tokens high; the others on two routes of the low path, or on one mixed with high."""
+
+    def __init__(self, other: Route) -> None:
+        super().__init__(high_frac=0.5)
+        self._other = other
+
+    def routes(self, num_layers: int) -> RouteTable:
+        return RouteTable(routes=(*super().routes(num_layers).routes, self._other))
+
+    def route(self, inputs: RouteInput) -> RoutingDecision:
+        decision = super().route(inputs)
+        moved_T = (decision.route_T == 1) & (inputs.ids_T % 2 == 0)
+        return replace(decision, route_T=decision.route_T.masked_fill(moved_T, 2))
+
+
+@pytest.mark.parametrize("num_high", [0, 1])
+def test_an_executors_time_is_shared_by_all_tokens_on_it(
+    model: LoadedModel, int8_pool: ExecutorPool, num_high: int
+) -> None:
+    """All of the low path's time was divided by the tokens of one of its routes, so two routes doubled it."""
+    layers = model.config.num_layers
+    spans = (LayerSpan(0, num_high, "high"), LayerSpan(num_high, layers, "low"))
+    other = Route(name="other", spans=spans[num_high == 0 :])
+    llm = LLM(model, router=TwoLowRoutes(other), executors=int8_pool)
+    result = run_requests(llm, _requests((50, 3), (40, 6)))
+    routes = serving_sections(llm, [result])["routes"]
+    high, low, mixed = (int(n) for n in result.stats.executed_tokens.sum(axis=0))
+    assert min(high, low, mixed) > 0
+    on_low = low + mixed * (layers - num_high) / layers
+    on_high = high + mixed * num_high / layers
+    path_s = result.stats.executor_s_by_path
+    assert routes["low"]["ms_per_token"] == pytest.approx(1e3 * path_s["low"] / on_low)
+    assert routes["high"]["ms_per_token"] == pytest.approx(1e3 * path_s["high"] / on_high)
+    assert routes["other"].get("ms_per_token") == (
+        None if num_high else routes["low"]["ms_per_token"]
+    )
 
 
 def test_stats_of_a_pass_outlive_the_next_pass(model: LoadedModel) -> None:

@@ -16,7 +16,10 @@ from tokenrouter.executors.packing import PackedLinears, PackedModel
 from tokenrouter.kernels import KernelSet, select
 from tokenrouter.models import LoadedModel, tiny_random
 
-TOLERANCE = {"float32": 2**-8, "bfloat16": 2**-6}  # float32 rows may be rounded to bfloat16
+TOLERANCE = {
+    "float32": 2**-12,
+    "bfloat16": 2**-6,
+}  # native takes 16 bits of a row's largest magnitude
 
 
 @pytest.fixture(scope="module", params=["native", "reference"])

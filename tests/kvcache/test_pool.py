@@ -190,7 +190,7 @@ def test_a_promise_is_soft() -> None:
 
 def test_promises_end_with_their_requests() -> None:
     """Promises of the dead keep the living from neighbouring slots, more with every request."""
-    pool = KVPool(num_slots=30, max_rows=4, max_len=20)
+    pool = KVPool(num_slots=30, max_rows=2, max_len=20)
     for row in [pool.acquire_row(10), pool.acquire_row(10)]:
         pool.release(row)
     first, second = pool.acquire_row(20), pool.acquire_row(5)
@@ -260,3 +260,25 @@ def test_integrity_check_sees_a_fault(fault: str, message: str, group: int) -> N
         table.extend(next(row for row in range(3) if row not in (first, second)), 1)
     with pytest.raises(AssertionError, match=message):
         pool.check_integrity()
+
+
+def test_long_expectations_do_not_scatter_the_others() -> None:
+    """A promise of a whole model's length to the first few: all others searched the pool for every token."""
+    pool = KVPool(num_slots=3200, max_rows=32, max_len=3000)
+    rows = [pool.acquire_row(3000) for _ in range(32)]
+    for length in range(1, 91):
+        for row in rows:
+            assert pool.extend(row, length)
+    table = pool.tables[0]
+    assert all((np.diff(table.slots_RN[row, :90]) == 1).all() for row in rows)
+
+
+def test_a_row_beyond_its_share_goes_on_in_runs() -> None:
+    """Token by token into the gaps of others, once the first run is used up."""
+    pool = KVPool(num_slots=4096, max_rows=4, max_len=2000)
+    first, second = pool.acquire_row(2000), pool.acquire_row(2000)
+    for length in range(1, 1501):
+        assert pool.extend(first, length) and pool.extend(second, min(length, 100))
+    breaks = int((np.diff(pool.tables[0].slots_RN[first, :1500]) != 1).sum())
+    assert breaks <= 3
+    pool.check_integrity()

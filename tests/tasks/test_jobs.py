@@ -16,6 +16,10 @@ from tests.tasks.jobs import (
     wandb_records,
     wandb_run,
 )
+from tokenrouter import LLM, kernels
+from tokenrouter.evaluation.quality import QualityReport
+from tokenrouter.kernels import KernelSet
+from tokenrouter.tasks import compare
 from tokenrouter.tasks.common import open_job, quote_prompt
 from tokenrouter.tasks.tracking import MAX_NAME, run_name
 
@@ -126,6 +130,27 @@ def test_generate_streams_and_reports(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (tmp_path / "completion.txt").read_text() in shown
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert set(metrics) == {"throughput", "latency", "router", "routes", "kv", "memory"}
+
+
+def test_the_reference_runs_on_the_chosen_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model that all quality is measured against ran on ``auto``, whatever ``kernels.backend`` said."""
+    references: list[LLM] = []
+    measure = compare.measure_quality
+
+    def record(reference: LLM, *arguments: Any) -> QualityReport:
+        references.append(reference)
+        return measure(reference, *arguments)
+
+    monkeypatch.setattr(compare, "measure_quality", record)
+    monkeypatch.setattr(kernels, "_native_or_reference", _auto)
+    run_in(tmp_path, *TINY, "task=evaluate", "kernels.backend=reference")
+    assert [llm.pool.kernels.name for llm in references] == ["reference"]
+
+
+def _auto() -> KernelSet:
+    raise AssertionError("kernels of the backend auto were asked for")
 
 
 def test_a_refused_prompt_is_the_users_error(tmp_path: Path) -> None:

@@ -20,15 +20,30 @@ def encode_prompt(prompt: str | Sequence[int], tokenizer: Any, vocab_size: int) 
         )
     else:
         ids = list(prompt)
-    if bad := [i for i in ids if isinstance(i, bool) or not isinstance(i, int | np.integer)]:
-        raise ValueError(f"a prompt must be text or a list of token ids, got {bad[0]!r} in it")
     if not ids:
         raise ValueError("the prompt is empty: it needs at least one token")
-    if not 0 <= min(ids) <= max(ids) < vocab_size:
+    return _check_ids(ids, vocab_size, "a prompt must be text or a list of token ids")
+
+
+def check_forced_ids(ids: Sequence[int] | None, vocab_size: int) -> list[int] | None:
+    """Ids to feed instead of sampled ones, checked; raises ValueError for what is no id of the vocabulary."""
+    return (
+        None
+        if ids is None
+        else _check_ids(ids, vocab_size, "forced_ids must be a list of token ids")
+    )
+
+
+def _check_ids(ids: Sequence[int], vocab_size: int, expected: str) -> list[int]:
+    """The ids as Python integers; ``expected`` begins the message about what is no integer."""
+    if bad := [i for i in ids if isinstance(i, bool) or not isinstance(i, int | np.integer)]:
+        raise ValueError(f"{expected}, got {bad[0]!r} in it")
+    found = [int(i) for i in ids]
+    if found and not 0 <= min(found) <= max(found) < vocab_size:
         raise ValueError(
-            f"token ids must lie in 0 .. {vocab_size - 1}, got {min(ids)} .. {max(ids)}"
+            f"token ids must lie in 0 .. {vocab_size - 1}, got {min(found)} .. {max(found)}"
         )
-    return [int(i) for i in ids]
+    return found
 
 
 def longest_total(

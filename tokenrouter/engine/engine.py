@@ -120,13 +120,15 @@ class LLMEngine:
             params: defaults as in SamplingParams.
             arrival_s: on the clock of ``time.perf_counter``; now when None.
             forced_ids: teacher forcing: after the prompt these ids are fed one by one instead of sampled ones.
-            logits_sink: called with (position of the first row, float32 logits ``[rows, V]``).
+            logits_sink: called with (position of the first row, float32 logits ``[rows, V]``); needs ``forced_ids`` or
+                ``wants_all_logits``.
             wants_all_logits: the sink gets every position that is computed, not only those that are due.
             stream: ``step`` hands back its state after every new token, not only at the end.
 
         Raises:
             ValueError: a duplicate id; a prompt that is empty, too long, larger than the pool or holds ids outside the
-                vocabulary; sampling parameters that this model cannot serve.
+                vocabulary, forced ones among them; sampling parameters that this model cannot serve; a logits_sink that
+                would get nothing, or together with ``prompt_logprobs``.
         """
         arrival = time.perf_counter() if arrival_s is None else arrival_s
         requests = self._parts.live.admit(

@@ -39,8 +39,13 @@ def executable_routes(
         router: asked for its routes and for ``only_route``.
         num_layers: of the model.
         executors: names of the pool's executors.
+
+    Raises:
+        ValueError: a route asks for attention, a branch or retention that no engine has yet.
     """
     asked = router.routes(num_layers).routes
+    for route in asked:
+        _refuse_unbuilt(route, router.name)
     possible = [route.executors <= set(executors) for route in asked]
     routes = asked if all(possible) else _with_high(asked, num_layers)
     fallback = next((i for i, route in enumerate(routes) if _is_high(route)), -1)
@@ -55,6 +60,16 @@ def executable_routes(
     )
 
 
+def _refuse_unbuilt(route: Route, router: str) -> None:
+    built = {"attention": "full", "branch": "target", "retention": "normal"}
+    for name, value in built.items():
+        if (wanted := getattr(route, name)) != value:
+            raise ValueError(
+                f"route {route.name!r} of router {router!r} asks for {name}={wanted!r}, which is not built yet: "
+                f"only {name}={value!r} runs; change the route"
+            )
+
+
 def _with_high(routes: tuple[Route, ...], num_layers: int) -> tuple[Route, ...]:
     """The routes, and one that runs high in all layers if there is none yet, under a name that is free."""
     if any(_is_high(route) for route in routes):
@@ -66,7 +81,7 @@ def _with_high(routes: tuple[Route, ...], num_layers: int) -> tuple[Route, ...]:
 
 def _is_high(route: Route) -> bool:
     """Whether a token on it is computed as one of all_high is: what a lost route may be replaced with."""
-    return route.executors == {"high"} and route.attention == "full" and route.branch == "target"
+    return route.executors == {"high"}
 
 
 def _main_executor(route: Route) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tokenrouter.engine.admission import encode_prompt, longest_total
+from tokenrouter.engine.admission import check_forced_ids, encode_prompt, longest_total
 from tokenrouter.engine.completion import Completion, LogprobEntry, RequestGroup
 from tokenrouter.engine.detokenizer import IncrementalDetokenizer
 from tokenrouter.engine.logits import top_logprobs
@@ -64,8 +64,9 @@ class LiveRequests:
         Raises:
             ValueError: it cannot run; nothing of it is kept.
         """
-        self._refuse_contradictions(request_id, params, logits_sink, wants_all_logits)
+        self._refuse_contradictions(request_id, params, forced_ids, logits_sink, wants_all_logits)
         ids = encode_prompt(prompt, self._tokenizer, self._config.vocab_size)
+        forced_ids = check_forced_ids(forced_ids, self._config.vocab_size)
         num_forced = None if forced_ids is None else len(forced_ids)
         max_total = longest_total(
             len(ids), params, self._config.max_model_len, num_slots, num_forced
@@ -181,6 +182,7 @@ class LiveRequests:
         self,
         request_id: str,
         params: SamplingParams,
+        forced_ids: Sequence[int] | None,
         logits_sink: LogitsSink | None,
         wants_all_logits: bool,
     ) -> None:
@@ -188,9 +190,19 @@ class LiveRequests:
             raise ValueError(
                 f"request id {request_id!r} is already in use by an unfinished request"
             )
-        if wants_all_logits and (logits_sink is None or params.prompt_logprobs is not None):
+        if wants_all_logits and logits_sink is None:
+            raise ValueError("wants_all_logits=True needs a logits_sink that takes the logits")
+        if logits_sink is None:
+            return
+        if params.prompt_logprobs is not None:
             raise ValueError(
-                "wants_all_logits needs a logits_sink, and cannot be combined with prompt_logprobs"
+                f"prompt_logprobs={params.prompt_logprobs} cannot be combined with a logits_sink: ask for them in "
+                "another request, or take them from the sink's logits (wants_all_logits=True)"
+            )
+        if forced_ids is None and not wants_all_logits:
+            raise ValueError(
+                "a logits_sink without forced_ids gets logits only with wants_all_logits=True: set it, give "
+                "forced_ids (an empty list: the prompt alone), or leave the sink out"
             )
 
     def _add_completion(self, group: RequestGroup, request: Request) -> None:

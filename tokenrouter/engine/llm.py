@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -32,7 +33,7 @@ class LLM:
     Args:
         model: a LoadedModel, or what ``load_model`` takes.
         router: a Router, or the name of one with its default options.
-        executors: a built pool, a PoolSpec, or the name of one (``full``, ``int8``).
+        executors: a built pool, a PoolSpec, or the name of one (``full``, ``int8``, ``int8_shared``).
         dtype: of the high path, when ``model`` is a name.
         max_model_len: a shorter limit than the model's own, when ``model`` is a name.
         options: scheduling, dispatch and memory; see EngineOptions.
@@ -40,7 +41,8 @@ class LLM:
 
     Raises:
         ValueError: unknown names; a router with a feature that does not exist where it decides, or with types of
-            tokens and a model without a tokenizer; a calibration that is impossible.
+            tokens and a model without a tokenizer; a router with a route that is not built yet; a calibration that is
+            impossible.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class LLM:
             self.model, self.router, self.pool, self.token_types, self.options
         )
         self._ids = itertools.count()
+        self._inboxes: dict[str, deque[RequestOutput]] = {}
 
     @property
     def tokenizer(self) -> Any:
@@ -107,7 +110,8 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """As ``generate``, but yields a request's state after each of its tokens; ids count up over the LLM's life.
 
-        Joined ``delta`` texts equal the final text. Stopping the iteration early aborts what is unfinished.
+        Joined ``delta`` texts equal the final text. Stopping the iteration early aborts what is unfinished. Several
+        streams may be read in turns, and ``generate`` or ``score`` called between: all run in one batch.
         """
         order, refused = self._add(_as_list(prompts), params, stream=True)
         yield from self._run(order, refused)
@@ -222,14 +226,27 @@ class LLM:
         self, order: Sequence[str], refused: Sequence[RequestOutput] = ()
     ) -> Iterator[RequestOutput]:
         """Steps until the requests of ``order`` are done; aborts them when the caller stops early or a step fails."""
-        pending = set(order) - {output.request_id for output in refused}
-        with self._undone_if_it_fails(order):
-            yield from refused
-            while pending and self.engine.has_unfinished():
-                for output in self.engine.step():
-                    if output.request_id in pending:
-                        pending -= {output.request_id} if output.finished else set()
-                        yield output
+        pending = set(order)
+        inbox = deque(refused)
+        self._inboxes |= dict.fromkeys(order, inbox)
+        try:
+            with self._undone_if_it_fails(order):
+                while pending and (inbox or self.engine.has_unfinished()):
+                    if not inbox:
+                        self._step()
+                        continue
+                    output = inbox.popleft()
+                    pending -= {output.request_id} if output.finished else set()
+                    yield output
+        finally:
+            for request_id in order:
+                del self._inboxes[request_id]
+
+    def _step(self) -> None:
+        """Steps the engine once; every output goes to the run that owns its request, which may not be the caller."""
+        for output in self.engine.step():
+            if output.request_id in self._inboxes:
+                self._inboxes[output.request_id].append(output)
 
 
 def _token_types(model: LoadedModel, router: Router) -> TokenTypeTable:

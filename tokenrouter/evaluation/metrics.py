@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 
 from tokenrouter import LLM
+from tokenrouter.engine import EngineStats
 from tokenrouter.evaluation.divergence import TokenScores
 from tokenrouter.evaluation.quality import Quality
 from tokenrouter.evaluation.rows import SystemRow
 from tokenrouter.evaluation.throughput import Repeat, Throughput
-from tokenrouter.types import Phase
+from tokenrouter.types import Phase, Route
 
 BASELINES = ("all_high", "all_low", "request_level", "static_batch")
 Section = dict[str, Any]
@@ -88,12 +89,10 @@ def _routes(llm: LLM, passes: Sequence[Repeat]) -> Section:
     executed = np.sum([s.executed_tokens for s in stats], axis=0)
     requested = np.sum([s.requested_tokens for s in stats], axis=0)
     degraded = np.sum([s.degraded_tokens for s in stats], axis=0)
-    path_s: dict[str, float] = {}
-    for s in stats:
-        for path, seconds in s.executor_s_by_path.items():
-            path_s[path] = path_s.get(path, 0.0) + seconds
+    table = llm.engine.route_table.routes
+    path_ms = _ms_per_token(table, executed.sum(axis=0).tolist(), stats)
     section: Section = {}
-    for index, route in enumerate(llm.engine.route_table.routes):
+    for index, route in enumerate(table):
         paths = sorted(route.executors)
         entry: Section = {
             "executor": "+".join(
@@ -106,11 +105,26 @@ def _routes(llm: LLM, passes: Sequence[Repeat]) -> Section:
             "decode_token_frac": _frac(executed[Phase.DECODE, index], executed[Phase.DECODE].sum()),
             "degraded_frac": _frac(degraded[index], requested[:, index].sum()),
         }
-        tokens = int(executed[:, index].sum())
-        if len(paths) == 1 and tokens and paths[0] in path_s:
-            entry["ms_per_token"] = 1e3 * path_s[paths[0]] / tokens
+        if len(paths) == 1 and executed[:, index].any() and paths[0] in path_ms:
+            entry["ms_per_token"] = path_ms[paths[0]]
         section[route.name] = entry
     return section
+
+
+def _ms_per_token(
+    routes: Sequence[Route], tokens: Sequence[int], stats: Sequence[EngineStats]
+) -> dict[str, float]:
+    """Per executor path, its time over the tokens of all routes on it; a token counts by its share of layers there."""
+    path_s: dict[str, float] = {}
+    for s in stats:
+        for path, seconds in s.executor_s_by_path.items():
+            path_s[path] = path_s.get(path, 0.0) + seconds
+    path_tokens: dict[str, float] = {}
+    for route, count in zip(routes, tokens, strict=True):
+        for start, stop, path in route.spans:
+            share = (stop - start) / route.spans[-1].stop
+            path_tokens[path] = path_tokens.get(path, 0.0) + count * share
+    return {path: 1e3 * path_s[path] / n for path, n in path_tokens.items() if n and path in path_s}
 
 
 def _frac(part: Any, whole: Any) -> float:

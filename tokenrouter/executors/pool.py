@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import Tensor
+
 from tokenrouter.executors.base import Executor
 from tokenrouter.executors.full import FullExecutor
 from tokenrouter.executors.int8 import Int8Executor
@@ -54,18 +56,22 @@ class ExecutorPool:
 
     @property
     def shares_weights(self) -> bool:
-        """Whether all paths read the same weight tensors: then mixing them streams nothing twice."""
-        first, *others = (
-            [weight.data_ptr() for weight in executor.packed_weights]
-            for executor in self.executors.values()
+        """Whether all paths read the same weight tensors: then mixing them streams no second set."""
+        first, *others = (executor.packed_weights for executor in self.executors.values())
+        return bool(others) and all(
+            len(other) == len(first) and all(map(_is_same, first, other)) for other in others
         )
-        return bool(others) and all(other == first for other in others)
 
     @property
     def description(self) -> str:
         """For tables: ``high=full, low=int8, lm_head=high``."""
         paths = [f"{path}={executor.name}" for path, executor in self.executors.items()]
         return ", ".join([*paths, f"lm_head={self.lm_head}"])
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are one piece of memory; oneDNN's opaque ones have no address to compare."""
+    return a is b or (not a.is_mkldnn and not b.is_mkldnn and a.data_ptr() == b.data_ptr())
 
 
 def build_pool(

@@ -1,7 +1,8 @@
 """One layer group's slots: which row has which, where its tokens came from, and what is free.
 
-Neighbouring slots can be read in place by attention. So a new row starts where a free run as long as it may become
-begins, and the run is kept for it softly: others take those slots only when nothing else is free.
+Neighbouring slots are read fastest by attention, and a token that takes the next neighbour costs no search. So a new
+row starts where a free run as long as it may become begins, its fair share of the pool at most, and the run is kept for
+it softly: others take those slots only when nothing else is free. A row that cannot go on gets another run.
 
 R rows (requests), N tokens of a row, S slots.
 """
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FREE = -1
+NEXT_RUN = 256  # slots that are kept for a row whose first run is used up
 
 
 class SlotTable:
@@ -45,14 +47,21 @@ class SlotTable:
         return self.num_slots - self.free - self.cached
 
     def promise(self, row: int, expected_len: int) -> None:
-        """Marks the first free, unpromised run of ``expected_len`` slots for ``row``; none, none marked."""
+        """Marks the first free, unpromised run of ``expected_len`` slots for ``row``; none, none marked.
+
+        Its fair share of the pool at most: the promises of a few must not drive the others into gaps.
+        """
+        expected_len = min(expected_len, max(self.num_slots // len(self.num_kept_R), 1))
+        self._mark(row, expected_len)
+
+    def _mark(self, row: int, wanted: int) -> None:
         open_S = (self._owner_S == FREE) & (self._promised_S == FREE)
         edges = np.flatnonzero(np.diff(open_S, prepend=False, append=False))
         starts, ends = edges[::2], edges[1::2]
-        fits = np.flatnonzero(ends - starts >= expected_len)
+        fits = np.flatnonzero(ends - starts >= wanted)
         if len(fits):
             start = int(starts[fits[0]])
-            self._promised_S[start : start + expected_len] = row
+            self._promised_S[start : start + wanted] = row
 
     def fits(self, row: int, length: int) -> bool:
         """Whether ``extend`` to ``length`` tokens, ``max_len`` at most, finds enough free slots."""
@@ -119,6 +128,8 @@ class SlotTable:
                 (promised == row) | (promised == FREE)
             ).all():
                 return np.arange(follow, follow + wanted)
+        if kept:
+            self._mark(row, max(wanted, NEXT_RUN))
         free_S = self._owner_S == FREE
         rank_S = np.where(self._promised_S == row, 0, np.where(self._promised_S == FREE, 1, 2))
         candidates = np.flatnonzero(free_S)

@@ -34,6 +34,7 @@ from tokenrouter.evaluation.throughput import (
     run_requests,
 )
 from tokenrouter.executors import build_pool
+from tokenrouter.kernels import KernelSet, select
 from tokenrouter.models import LoadedModel
 from tokenrouter.tasks import build, report
 from tokenrouter.tasks.common import Job
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """Everything that is built before anything is measured; the last two only to score."""
+    """Everything that is built before anything is measured; the last three only to score."""
 
     text: build.Text
     windows: list[list[int]]
@@ -53,6 +54,7 @@ class Setup:
     builder: SystemsBuilder
     systems: Systems
     reference: LoadedModel | None
+    reference_kernels: KernelSet | None
     settings: QualitySettings | None
 
 
@@ -100,6 +102,7 @@ def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
     with progress("set-up", 4, unit="stages") as advance:
         model = build.load(cfg, dtype=cfg.evaluation.reference_dtype if score else cfg.model.dtype)
         reference, model = (model if score else None), model.astype(cfg.model.dtype)
+        kernels = select(cfg.kernels.backend, dtype=reference.dtype) if reference else None
         advance("model")
         text = build.encode_text(source.name, sides.evaluation, model.tokenizer)
         held_out = build.encode_text(source.name, sides.calibration, model.tokenizer)
@@ -123,6 +126,7 @@ def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
         builder=builder,
         systems=systems,
         reference=reference,
+        reference_kernels=kernels,
         settings=settings,
     )
 
@@ -141,7 +145,12 @@ def measure(setup: Setup) -> QualityReport:
     """Quality of every system; all_high's and all_low's give request_level's and static_batch's."""
     systems = setup.systems
     assert setup.reference is not None and setup.settings is not None
-    reference = LLM(setup.reference, options=replace(setup.builder.options, dispatch="mixed"))
+    assert setup.reference_kernels is not None
+    reference = LLM(
+        setup.reference,
+        executors=build_pool("full", setup.reference, kernels=setup.reference_kernels),
+        options=replace(setup.builder.options, dispatch="mixed"),
+    )
     derived = ("request_level", "static_batch")
     llms = {name: llm for name, llm in systems.llms.items() if name not in derived}
     measured = measure_quality(reference, llms, setup.windows, setup.settings)

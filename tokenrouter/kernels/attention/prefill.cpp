@@ -158,8 +158,10 @@ TR_INLINE void soften_body(float* scores, int64_t num_panels, int64_t at, float 
         f32x16 total = {};
         for (int64_t k = 0; k < count; k += kLanes) {
             const f32x16 x = load16<V>(score_at(scores, r, k));
-            const f32x16 weight = sizeof(T) == sizeof(bf16) ? exp2_for_bf16<V>(x * (scale * kLog2e) - largest * kLog2e)
-                                                            : exp16<V>(x * scale - largest);
+            f32x16 weight = sizeof(T) == sizeof(bf16) ? exp2_for_bf16<V>(x * (scale * kLog2e) - largest * kLog2e)
+                                                      : exp16<V>(x * scale - largest);
+            if (at + k < row.first || at + k + kLanes > row.last)  // exp2_for_bf16 stops at 2^-126
+                weight = x == -INFINITY ? f32x16{} : weight;
             store16<V>(to + k, weight);
             total += weight;
         }

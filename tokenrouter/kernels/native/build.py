@@ -1,8 +1,8 @@
 """Builds the native operators once, by torch's extension builder, and loads them.
 
-The library lies under torch's extension folder (TORCH_EXTENSIONS_DIR, by default in the user's cache), in a folder named by
-the hash of sources, flags, torch and Python: other sources or another torch build another one. A library that is there is
-loaded without a compiler.
+The library lies under torch's extension folder (TORCH_EXTENSIONS_DIR, by default in the user's cache), in a folder
+named by the hash of sources, flags, torch and Python: other sources or another torch build another one. A library that
+is there is loaded without a compiler.
 
 ``python -m tokenrouter.kernels.native`` builds it ahead of the first use and says what it found.
 """
@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -82,10 +83,10 @@ def load(extra_flags: tuple[str, ...] = ()) -> Any:
 
 
 def _build(cpp_extension: Any, name: str, folder: Path, extra_flags: tuple[str, ...]) -> None:
-    compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler) is None:
+    compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]  # may be "ccache g++"
+    if shutil.which(compiler[0]) is None:
         raise NativeUnavailable(
-            f"no C++ compiler ({compiler} is not in PATH): install one, on Debian `apt install g++`"
+            f"no C++ compiler ({compiler[0]} is not in PATH): install one, on Debian `apt install g++`"
         )
     with _ninja_in_path():
         if not cpp_extension.is_ninja_available():
