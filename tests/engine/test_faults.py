@@ -191,7 +191,7 @@ def test_nan_in_every_slot_without_a_computed_token_changes_nothing(
 
     def poison() -> None:
         used = [
-            torch.from_numpy(llm.engine.pool.slots_BN[r.row, : r.num_computed])
+            torch.from_numpy(llm.engine.pool.tables[0].slots_RN[r.row, : r.num_computed])
             for r in llm.engine.scheduler.running
             if r.row >= 0
         ]

@@ -157,7 +157,9 @@ class EngineMachine(RuleBasedStateMachine):
             steps += 1
             assert steps < 3000, "the engine does not finish"
         assert self.engine.pool.free == self.engine.pool.num_slots, "slots leaked"
-        assert self.engine.pool.num_free_rows == len(self.engine.pool.num_kept_B), "rows leaked"
+        assert self.engine.pool.num_free_rows == len(self.engine.pool.tables[0].num_kept_R), (
+            "rows leaked"
+        )
         assert set(self.last) == set(self.asked)
         for name, (prompt, max_tokens) in self.asked.items():
             (one,) = self.last[name].outputs

@@ -71,7 +71,7 @@ class Simulation:
             assert empty < 3, "the policy plans nothing though requests wait"
             assert steps < 5000, "requests never finish"
         assert self.pool.free == self.pool.num_slots, "slots leaked"
-        assert self.pool.num_free_rows == len(self.pool.num_kept_B), "rows leaked"
+        assert self.pool.num_free_rows == len(self.pool.tables[0].num_kept_R), "rows leaked"
         return steps
 
     def check(self, plan: StepPlan) -> None:
@@ -86,7 +86,7 @@ class Simulation:
             assert one in self.scheduler.running and not one.finished
             assert chunk.length > 0 and chunk.start == one.num_computed
             assert chunk.start + chunk.length <= one.num_tokens
-            assert self.pool.num_kept_B[one.row] >= chunk.start + chunk.length, "no slots"
+            assert self.pool.tables[0].num_kept_R[one.row] >= chunk.start + chunk.length, "no slots"
         for one in plan.preempted:
             assert one not in planned and one not in self.scheduler.running
             assert (

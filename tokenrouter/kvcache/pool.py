@@ -7,9 +7,6 @@ have other slots, and keep other tokens, in every group.
 R rows (requests), N tokens of a row.
 """
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tokenrouter.kvcache.table import SlotTable
 
 
@@ -76,16 +73,6 @@ class KVPool:
     def num_free_rows(self) -> int:
         """Requests that can still be admitted."""
         return len(self._free_rows)
-
-    @property
-    def slots_BN(self) -> NDArray[np.int64]:
-        """The first group's slot table: what ``tables[0].slots_RN`` is."""
-        return self.tables[0].slots_RN
-
-    @property
-    def num_kept_B(self) -> NDArray[np.int64]:
-        """The first group's entries per row: what ``tables[0].num_kept_R`` is."""
-        return self.tables[0].num_kept_R
 
     def acquire_row(self, expected_len: int) -> int:
         """Takes a row for a request that may grow to ``expected_len`` tokens; its slots come with ``extend``.

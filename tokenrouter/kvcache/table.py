@@ -55,6 +55,7 @@ class SlotTable:
         self._mark(row, expected_len)
 
     def _mark(self, row: int, wanted: int) -> None:
+        """Promises the first open run of ``wanted`` slots, if there is one."""
         open_S = (self._owner_S == FREE) & (self._promised_S == FREE)
         edges = np.flatnonzero(np.diff(open_S, prepend=False, append=False))
         starts, ends = edges[::2], edges[1::2]
@@ -119,7 +120,7 @@ class SlotTable:
         self.peak_live = max(self.peak_live, self.live)
 
     def _take(self, row: int, kept: int, wanted: int) -> NDArray[np.int64]:
-        """Slots for the next ``wanted`` tokens: the row's next neighbours, its promise, unpromised, then any."""
+        """Slots for the next ``wanted`` tokens: next neighbours, what is promised (a new run), unpromised, any."""
         follow = int(self.slots_RN[row, kept - 1]) + 1 if kept else -1
         if kept and follow + wanted <= self.num_slots:
             run = slice(follow, follow + wanted)
