@@ -202,3 +202,11 @@ def test_needs_the_standard_library_only() -> None:
         [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_numpy_integers_become_plain() -> None:
+    """An int8 limit wrapped at the first prompt of 20 tokens; a seed of int64 overflowed in the sampler."""
+    import numpy as np
+
+    params = SamplingParams(max_tokens=np.int8(127), seed=np.int64(3))  # type: ignore[arg-type]
+    assert type(params.max_tokens) is int and type(params.seed) is int

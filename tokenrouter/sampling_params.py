@@ -74,6 +74,17 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._check_numbers()
         for name in (
+            "n",
+            "top_k",
+            "min_tokens",
+            "max_tokens",
+            "seed",
+            "logprobs",
+            "prompt_logprobs",
+        ):
+            if getattr(self, name) is not None:  # a numpy integer would wrap or overflow later
+                object.__setattr__(self, name, int(getattr(self, name)))
+        for name in (
             "ignore_eos",
             "detokenize",
             "skip_special_tokens",

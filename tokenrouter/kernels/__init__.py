@@ -11,6 +11,7 @@ import torch
 
 from tokenrouter.kernels.base import AttentionPlan, KernelSet, PackedWeights, QuantizedRows
 from tokenrouter.kernels.native import build
+from tokenrouter.kernels.native.build import NativeUnavailable
 from tokenrouter.kernels.native.kernels import DTYPES as NATIVE_DTYPES
 from tokenrouter.kernels.native.kernels import NativeKernels
 from tokenrouter.kernels.reference import ReferenceKernels
@@ -20,6 +21,7 @@ __all__ = [
     "AttentionPlan",
     "KernelSet",
     "NativeKernels",
+    "NativeUnavailable",
     "PackedWeights",
     "QuantizedRows",
     "ReferenceKernels",

@@ -18,11 +18,12 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from tokenrouter.kernels import NativeUnavailable
 from tokenrouter.tasks.tracking import TrackedRun, run_name
 from tokenrouter.telemetry import RunFolder, reset_peak_process_bytes
 
 log = logging.getLogger(__name__)
-USER_ERRORS = (ValueError, FileNotFoundError, OmegaConfBaseException)
+USER_ERRORS = (ValueError, FileNotFoundError, OmegaConfBaseException, NativeUnavailable)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

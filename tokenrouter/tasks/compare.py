@@ -99,6 +99,7 @@ def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
     source = instantiate(cfg.data)
     sides = build.split_documents(source.documents())
     settings = quality_settings(cfg) if score else None
+    select(cfg.kernels.backend)
     with progress("set-up", 4, unit="stages") as advance:
         model = build.load(cfg, dtype=cfg.evaluation.reference_dtype if score else cfg.model.dtype)
         reference, model = (model if score else None), model.astype(cfg.model.dtype)

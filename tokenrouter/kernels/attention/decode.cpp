@@ -20,7 +20,7 @@ TR_INLINE void soften_body(float* scores, int64_t count, float scale, float* lar
     f32x16 top = splat(-INFINITY), total = {};
     for (int64_t k = 0; k < padded; k += kLanes) top = max16<V>(top, load16<V>(scores + k));
     const float most = max_of(top);
-    if (most == -INFINITY) {
+    if (count == 0) {  // scores that are all NaN are not nothing: they stay NaN
         for (int64_t k = 0; k < padded; ++k) scores[k] = 0;
         *largest = most;
         *sum = 0;

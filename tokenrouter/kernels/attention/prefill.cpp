@@ -150,7 +150,8 @@ TR_INLINE void soften_body(float* scores, int64_t num_panels, int64_t at, float 
         const float block = max_of(top) * scale;
         const float largest = larger(block, row.largest);
         T* to = weights + r * kBlockKeys;
-        if (largest == -INFINITY) {  // nothing to see yet
+        const bool sees = at < row.last && at + count > row.first;
+        if (largest == -INFINITY && !sees) {  // nothing yet; scores that are all NaN are not nothing
             for (int64_t k = 0; k < count; k += kLanes) store16<V>(to + k, f32x16{});
             rescale[r] = 0.0f;
             continue;

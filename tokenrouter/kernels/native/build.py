@@ -70,8 +70,10 @@ def load(extra_flags: tuple[str, ...] = ()) -> Any:
 
     try:
         folder = Path(cpp_extension._get_build_directory(name, verbose=False))
+        library = folder / f"{name}.so"
+        if library.exists():  # needs no lock: it appears as a whole
+            return _import(name, library)
         with _one_builder(folder):
-            library = folder / f"{name}.so"
             if not library.exists():
                 _build(cpp_extension, name, folder / "build", extra_flags)
                 (folder / "build" / library.name).replace(library)  # whole, or not there
@@ -79,7 +81,10 @@ def load(extra_flags: tuple[str, ...] = ()) -> Any:
     except (RuntimeError, OSError, ImportError) as error:
         if isinstance(error, NativeUnavailable):
             raise
-        raise NativeUnavailable(f"the build failed:\n{error}") from error
+        hint = ""
+        if isinstance(error, OSError):
+            hint = " (TORCH_EXTENSIONS_DIR names the folder for the library: it must be writable)"
+        raise NativeUnavailable(f"the build failed:\n{error}{hint}") from error
 
 
 def _build(cpp_extension: Any, name: str, folder: Path, extra_flags: tuple[str, ...]) -> None:
