@@ -210,3 +210,11 @@ def test_numpy_integers_become_plain() -> None:
 
     params = SamplingParams(max_tokens=np.int8(127), seed=np.int64(3))  # type: ignore[arg-type]
     assert type(params.max_tokens) is int and type(params.seed) is int
+
+
+def test_min_tokens_that_leave_nothing_to_choose() -> None:
+    """Every step of the engine then failed, for all requests, until someone aborted this one."""
+    params = SamplingParams(min_tokens=1, stop_token_ids=range(1, 10))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"min_tokens=1 forbids .* all 10 tokens"):
+        params.check_vocab(10, frozenset({0}))
+    params.check_vocab(11, frozenset({0}))

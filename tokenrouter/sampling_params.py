@@ -126,18 +126,23 @@ class SamplingParams:
         """``stop_token_ids`` as it is stored."""
         return cast(tuple[int, ...], self.stop_token_ids)
 
-    def check_vocab(self, vocab_size: int) -> None:
+    def check_vocab(self, vocab_size: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
         """Refuse what this model cannot do; call once when the request comes in.
 
         Raises:
-            ValueError: an id in ``logit_bias`` or ``stop_token_ids`` is outside the vocabulary, or
-                more logprobs are asked for than it has tokens.
+            ValueError: an id in ``logit_bias`` or ``stop_token_ids`` is outside the vocabulary, more
+                logprobs are asked for than it has tokens, or ``min_tokens`` leaves none to choose.
         """
         for name, ids in (("logit_bias", self.logit_bias or ()), ("stop_token_ids", self.stop_ids)):
             if bad := [token_id for token_id in ids if token_id >= vocab_size]:
                 raise ValueError(
                     f"{name} holds ids {bad}; this model's ids are 0 to {vocab_size - 1}"
                 )
+        if self.min_tokens and len(eos_token_ids | set(self.stop_ids)) >= vocab_size:
+            raise ValueError(
+                f"min_tokens={self.min_tokens} forbids EOS and stop_token_ids at first, which are all "
+                f"{vocab_size} tokens of this model: set min_tokens=0 or name fewer stop ids"
+            )
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(self, name) or 0) > vocab_size:
                 raise ValueError(

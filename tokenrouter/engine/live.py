@@ -71,7 +71,7 @@ class LiveRequests:
         max_total = longest_total(
             len(ids), params, self._config.max_model_len, num_slots, num_forced
         )
-        params.check_vocab(self._config.vocab_size)
+        params.check_vocab(self._config.vocab_size, self._config.eos_token_ids)
         group = RequestGroup(
             request_id=request_id,
             prompt=prompt if isinstance(prompt, str) else None,

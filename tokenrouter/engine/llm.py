@@ -28,7 +28,7 @@ ScoreSink = Callable[[int, int, Tensor], None]
 
 
 class LLM:
-    """A model with a router and a pool of executors, and an engine that runs them.
+    """A model with a router and a pool of executors, and an engine that runs them. For one thread at a time.
 
     Args:
         model: a LoadedModel, or what ``load_model`` takes.
