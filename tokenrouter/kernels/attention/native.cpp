@@ -91,6 +91,7 @@ void AttentionPlan::plan_prefill(int64_t r) {
     panel_offset_[size_t(r)] = num_panels_;
     num_panels_ += shape_.num_groups * ((request.num_keys - first + 31) / 32);
     for (int64_t g = 0; g < shape_.num_groups; ++g) {
+        for (int64_t p = 0; p < (request.num_keys - first + 31) / 32; ++p) spans_.push_back({r, g, p});
         for (int64_t begin = 0; begin < rows; begin += kBlockRows) {
             const int64_t end = std::min(rows, begin + kBlockRows);
             const int64_t keys = request.last_key(request.query_start + (end - 1) / shape_.repeat()) - first;
@@ -113,20 +114,9 @@ PackedKeys AttentionPlan::packed(int64_t r, int64_t group, uint8_t* panels) cons
 }
 
 void AttentionPlan::pack(const AttentionRun& run, uint8_t* panels) {
-    struct Span {
-        int64_t request, group, panel;
-    };
-    std::vector<Span> spans;
-    spans.reserve(size_t(num_panels_));
-    for (size_t r = 0; r < requests_.size(); ++r) {
-        if (requests_[r].num_queries == 1) continue;
-        for (int64_t g = 0; g < shape_.num_groups; ++g)
-            for (int64_t p = 0; p < (requests_[r].num_keys - first_key_[r] + 31) / 32; ++p)
-                spans.push_back({int64_t(r), g, p});
-    }
-    at::parallel_for(0, int64_t(spans.size()), 4, [&](int64_t begin, int64_t end) {
+    at::parallel_for(0, int64_t(spans_.size()), 4, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
-            const Span& s = spans[size_t(i)];
+            const PanelSpan& s = spans_[size_t(i)];
             pack_panel(shape_, requests_[size_t(s.request)], s.group, run.kv, packed(s.request, s.group, panels),
                        s.panel);
         }

@@ -113,6 +113,10 @@ class AttentionPlan {
     AttentionShape shape_;
     std::vector<AttentionRequest> requests_;
     std::vector<AttentionItem> items_;
+    struct PanelSpan {
+        int64_t request, group, panel;
+    };
+    std::vector<PanelSpan> spans_;  // what is packed, once per layer
     int64_t observe_queries_, received_size_ = 0;
     int64_t num_parts_ = 0;        // decode items
     std::vector<int64_t> first_part_, num_request_items_;  // per request

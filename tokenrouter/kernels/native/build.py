@@ -45,9 +45,9 @@ def sources() -> list[Path]:
     return sorted(KERNELS.rglob("*.cpp"))
 
 
-def fingerprint(extra_flags: tuple[str, ...] = ()) -> str:
+def fingerprint() -> str:
     """Hash of sources, headers, flags, torch's version and the Python ABI."""
-    what = (torch.__version__, sys.implementation.cache_tag, FLAGS, extra_flags)
+    what = (torch.__version__, sys.implementation.cache_tag, FLAGS)
     digest = hashlib.sha256(repr(what).encode())
     for path in sorted([*KERNELS.rglob("*.cpp"), *KERNELS.rglob("*.h")]):
         digest.update(path.relative_to(KERNELS).as_posix().encode())
@@ -56,16 +56,13 @@ def fingerprint(extra_flags: tuple[str, ...] = ()) -> str:
 
 
 @cache
-def load(extra_flags: tuple[str, ...] = ()) -> Any:
+def load() -> Any:
     """The compiled module; the first call on a machine builds it, which takes about a minute.
-
-    Args:
-        extra_flags: for compiler and linker, e.g. a sanitizer.
 
     Raises:
         NativeUnavailable: no compiler, or a build that fails; with the reason and what to do.
     """
-    name = f"tokenrouter_native_{fingerprint(extra_flags)}"
+    name = f"tokenrouter_native_{fingerprint()}"
     from torch.utils import cpp_extension  # imports setuptools: only here
 
     try:
@@ -75,7 +72,7 @@ def load(extra_flags: tuple[str, ...] = ()) -> Any:
             return _import(name, library)
         with _one_builder(folder):
             if not library.exists():
-                _build(cpp_extension, name, folder / "build", extra_flags)
+                _build(cpp_extension, name, folder / "build")
                 (folder / "build" / library.name).replace(library)  # whole, or not there
             return _import(name, library)
     except (RuntimeError, OSError, ImportError) as error:
@@ -87,7 +84,7 @@ def load(extra_flags: tuple[str, ...] = ()) -> Any:
         raise NativeUnavailable(f"the build failed:\n{error}{hint}") from error
 
 
-def _build(cpp_extension: Any, name: str, folder: Path, extra_flags: tuple[str, ...]) -> None:
+def _build(cpp_extension: Any, name: str, folder: Path) -> None:
     compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]  # may be "ccache g++"
     if shutil.which(compiler[0]) is None:
         raise NativeUnavailable(
@@ -103,8 +100,8 @@ def _build(cpp_extension: Any, name: str, folder: Path, extra_flags: tuple[str, 
             name=name,
             sources=_units(folder),
             build_directory=str(folder),
-            extra_cflags=[*FLAGS, *extra_flags],
-            extra_ldflags=["-fopenmp", *extra_flags],
+            extra_cflags=list(FLAGS),
+            extra_ldflags=["-fopenmp"],
             extra_include_paths=[str(KERNELS)],
             is_python_module=False,
             is_standalone=False,
