@@ -39,33 +39,10 @@ class CostModel:
         share = (max(num_tokens, low) - low) / (high - low)
         return known[right - 1] * (1 - share) + known[right] * share
 
-    def queueing_pays(self, tokens: Mapping[str, int], min_batch: int, max_wait_steps: int) -> bool:
-        """Whether letting the smaller groups wait for ``min_batch`` tokens costs less per token than mixing now.
-
-        A group that waits costs its share of a later forward of ``min_batch`` tokens, which also pays attention's and
-        the loop's own launches: they are taken as half of the cheapest token-wise pass. And while it waits its requests
-        stand still: every step costs them their share of that step. As many tokens are taken to join per step as are
-        there now.
-
-        Args:
-            tokens: decode tokens of this step per executor.
-            min_batch: tokens that a group waits for.
-            max_wait_steps: and how long at most.
-        """
-        if len(tokens) < 2:
-            return False
-        largest = max(tokens, key=lambda name: tokens[name])
-        launch_s = 0.5 * min(times[0] for times in self.seconds.values())
-        mixed_s = sum(self.tokenwise_s(name, count) for name, count in tokens.items())
-        queued_s = self.tokenwise_s(largest, tokens[largest])
-        standing_s = (queued_s + launch_s) / sum(tokens.values())  # of one token for one step
-        for name, count in tokens.items():
-            if name != largest:
-                batch = max(min_batch, count)
-                wait_steps = min(max_wait_steps, (batch - count) / count)
-                queued_s += (self.tokenwise_s(name, batch) + launch_s) * count / batch
-                queued_s += standing_s * count * wait_steps
-        return queued_s < mixed_s
+    def saved_frac(self, executor: str, num_tokens: int, batch: int) -> float:
+        """What ``num_tokens`` tokens save of their own cost when they run among ``batch`` tokens of their executor."""
+        alone_s = self.tokenwise_s(executor, num_tokens)
+        return 1.0 - self.tokenwise_s(executor, batch) * num_tokens / (batch * alone_s)
 
 
 _MEASURED: WeakKeyDictionary[Executor, dict[int, tuple[float, ...]]] = WeakKeyDictionary()

@@ -2,10 +2,13 @@
 
 `mixed`: one forward, every operator on one slice per executor. `queued`: each route's decode tokens wait in a queue of
 their own until there are ``min_batch`` of them or one has waited ``max_wait_steps``; the longest queue always runs.
-`auto`: mixed whenever prompt tokens are in the step (both weight sets are read anyway), otherwise what costs less.
+`auto`: one forward; where prompt tokens are in the step, everything (both weight sets are read anyway). In decode the
+executor with most tokens runs, and the tokens of another wait for company as long as that is free: while a request that
+will run for longer is in the step, so that the run gets no longer by the wait, and while their company would save
+time by the costs measured at start-up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +17,9 @@ from tokenrouter.engine.step import IntArray, PackedStep
 from tokenrouter.types import RouteTable
 
 DispatchMode = Literal["auto", "mixed", "queued"]
+
+COMPANY = 3  # `auto`: one in so many tokens of a step is company enough
+MIN_SAVED_FRAC = 0.1  # and less than this share of the waiting tokens' own cost is not worth their latency
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +37,8 @@ class Dispatcher:
         table: the routes as they run; ``Route.max_wait_steps`` replaces ``max_wait_steps`` for its own tokens.
         route_executor: per route the executor whose weights it streams most.
         mode: see the module.
-        min_batch: decode tokens that run without waiting for more, at least 1.
+        min_batch: decode tokens that run without waiting for more, at least 1; in `auto` a third of the step's tokens,
+            where that is more.
         max_wait_steps: the longest wait of a decode token, at least 0.
         costs: of those executors; needed by ``auto`` only.
     """
@@ -59,35 +66,54 @@ class Dispatcher:
     def dispatch(self, step: PackedStep, executed_T: IntArray) -> Work:
         """Groups the chunks of ``step``; tokens of one chunk always run together."""
         everything = tuple(range(len(step.chunks)))
-        prompt = tuple(c for c in everything if not step.chunks[c].request.decoding)
+        if self.mode == "mixed":
+            return Work(forwards=(everything,))
         queues: dict[int, list[int]] = {}
         for c in everything:
             if step.chunks[c].request.decoding:
                 queues.setdefault(int(executed_T[step.offsets_C[c]]), []).append(c)
-        if self._mixes(prompt, queues):
+        num_prompts = len(everything) - sum(map(len, queues.values()))
+        if not queues or (len(queues) == 1 and not num_prompts):
             return Work(forwards=(everything,))
+        if self.mode == "auto":
+            waiting = set() if num_prompts else self._waiting(step, queues)
+            running = tuple(c for c in everything if c not in waiting)
+            return Work(forwards=(running,), deferred=tuple(sorted(waiting)))
+        return self._queued(step, queues)
+
+    def _queued(self, step: PackedStep, queues: Mapping[int, Sequence[int]]) -> Work:
+        """A forward for the prompts, and one for each route that has company or cannot wait."""
+        prompts = tuple(c for c, chunk in enumerate(step.chunks) if not chunk.request.decoding)
         ready = [chunks for route, chunks in queues.items() if self._is_ready(step, route, chunks)]
-        if not prompt and not ready:
+        if not prompts and not ready:
             ready = [max(queues.values(), key=len)]
         running = {c for chunks in ready for c in chunks}
         deferred = tuple(c for chunks in queues.values() for c in chunks if c not in running)
         forwards = [tuple(chunks) for chunks in ready]
-        return Work(forwards=(prompt, *forwards) if prompt else tuple(forwards), deferred=deferred)
-
-    def _mixes(self, prompt: tuple[int, ...], queues: dict[int, list[int]]) -> bool:
-        if self.mode == "mixed" or (len(queues) < 2 and not prompt):
-            return True
-        if self.mode == "queued":
-            return not queues
-        assert self._costs is not None
-        if prompt:
-            return True
-        tokens: dict[str, int] = {}
-        for route, chunks in queues.items():
-            name = self._route_executor[route]
-            tokens[name] = tokens.get(name, 0) + len(chunks)
-        return not self._costs.queueing_pays(tokens, self.min_batch, max(self._max_wait))
+        return Work(forwards=(prompts, *forwards) if prompts else tuple(forwards), deferred=deferred)
 
     def _is_ready(self, step: PackedStep, route: int, chunks: list[int]) -> bool:
         waited = max(step.chunks[c].request.waited_steps for c in chunks)
         return len(chunks) >= self.min_batch or waited >= self._max_wait[route]
+
+    def _waiting(self, step: PackedStep, queues: Mapping[int, Sequence[int]]) -> set[int]:
+        """`auto` in decode: the chunks that better wait for company."""
+        assert self._costs is not None
+        groups: dict[str, list[int]] = {}
+        can_wait: dict[str, bool] = {}
+        left = [chunk.request.num_left for chunk in step.chunks]
+        longest = max(left)
+        for route, chunks in queues.items():
+            name, bound = self._route_executor[route], self._max_wait[route]
+            groups.setdefault(name, []).extend(chunks)
+            can_wait[name] = can_wait.get(name, True) and all(
+                left[c] < longest and step.chunks[c].request.waited_steps < bound for c in chunks
+            )
+        main = max(groups, key=lambda name: len(groups[name]))
+        company = max(self.min_batch, -(-len(left) // COMPANY))
+        waiting: set[int] = set()
+        for name, chunks in groups.items():
+            if name != main and can_wait[name] and len(chunks) < company:
+                saved_frac = self._costs.saved_frac(name, len(chunks), company)
+                waiting.update(chunks if saved_frac >= MIN_SAVED_FRAC else ())
+        return waiting

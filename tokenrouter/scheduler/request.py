@@ -93,6 +93,11 @@ class Request:
         return len(self.history) - self.num_computed
 
     @property
+    def num_left(self) -> int:
+        """Tokens that it may still get: as many steps it needs at most, as generation may end before."""
+        return self.max_total - len(self.history)
+
+    @property
     def decoding(self) -> bool:
         """Whether the next token to compute is the last one known, and not part of the prompt."""
         return self.num_uncomputed == 1 and self.num_computed >= self.prompt_len
