@@ -5,18 +5,12 @@ linear's weights in cache the second time. The native kernels take a row as two 
 of the row's largest magnitude; the reference multiplies in the activations' own dtype.
 """
 
-from collections.abc import Callable
-
-from torch import Tensor
-
-from tokenrouter.executors.full import FullActivationExecutor
-from tokenrouter.executors.packing import PackedLinears, PackedModel
+from tokenrouter.executors.linear import LinearExecutor
+from tokenrouter.kernels import Product
 
 
-class Int8WeightExecutor(FullActivationExecutor):
+class Int8WeightExecutor(LinearExecutor):
     """Full-precision rows times int8 weights."""
 
     name = "int8_weight"
-
-    def _choose(self, packed: PackedModel) -> tuple[PackedLinears, Callable[..., Tensor]]:
-        return packed.int8, packed.kernels.int8_weight_matmul
+    product = Product.INT8_WEIGHT

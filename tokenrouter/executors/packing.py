@@ -1,16 +1,15 @@
 """A model's linears packed for a backend, once per format: executors of a pool that use the same format share it.
 
-T tokens, E hidden size, O fused q, k, v outputs, A attention outputs (H D), J fused gate and up, I intermediate.
+E hidden size, O fused q, k, v outputs, A attention outputs (H D), J fused gate and up, I intermediate.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
-from tokenrouter.kernels import KernelSet, PackedWeights
+from tokenrouter.kernels import KernelSet, PackedWeights, Product
 from tokenrouter.models import LoadedModel
 
 
@@ -50,43 +49,16 @@ class PackedModel:
         self.model = model
         self.kernels = kernels
 
+    def linears(self, product: Product) -> PackedLinears:
+        """In the format that ``product`` multiplies by."""
+        return self._dense if product is Product.DENSE else self._int8
+
     @cached_property
-    def dense(self) -> PackedLinears:
+    def _dense(self) -> PackedLinears:
         """In the model's dtype."""
         return PackedLinears.of(self.model, self.kernels.pack_matmul)
 
     @cached_property
-    def int8(self) -> PackedLinears:
+    def _int8(self) -> PackedLinears:
         """Int8 with a scale per output channel."""
         return PackedLinears.of(self.model, self.kernels.pack_int8)
-
-
-class RowBuffers:
-    """Named work space for a varying number of rows: made once for the most rows seen, and handed out as views.
-
-    So a pool runs one forward at a time.
-    """
-
-    def __init__(self, widths: dict[str, tuple[int, torch.dtype]]) -> None:
-        """``widths``: per name the features of a row and their dtype."""
-        self._widths = widths
-        self._capacity = 0
-        self._whole: dict[str, Tensor] = {}
-        self._views: dict[int, dict[str, Tensor]] = {}
-
-    def rows(self, num_rows: int) -> dict[str, Tensor]:
-        """``[num_rows, width]`` per name; contents are whatever the last user left."""
-        found = self._views.get(num_rows)
-        if found is not None:
-            return found
-        if num_rows > self._capacity:
-            self._capacity = num_rows
-            self._views.clear()
-            with torch.inference_mode(False):  # usable in and out of it
-                self._whole = {
-                    name: torch.empty(num_rows, width, dtype=dtype)
-                    for name, (width, dtype) in self._widths.items()
-                }
-        views = {name: whole[:num_rows] for name, whole in self._whole.items()}
-        self._views[num_rows] = views
-        return views

@@ -9,7 +9,14 @@ from functools import cache
 
 import torch
 
-from tokenrouter.kernels.base import AttentionPlan, KernelSet, PackedWeights, QuantizedRows
+from tokenrouter.kernels.base import (
+    AttentionPlan,
+    KernelSet,
+    Norm,
+    PackedWeights,
+    Product,
+    QuantizedRows,
+)
 from tokenrouter.kernels.native import build
 from tokenrouter.kernels.native.build import NativeUnavailable
 from tokenrouter.kernels.native.kernels import DTYPES as NATIVE_DTYPES
@@ -22,7 +29,9 @@ __all__ = [
     "KernelSet",
     "NativeKernels",
     "NativeUnavailable",
+    "Norm",
     "PackedWeights",
+    "Product",
     "QuantizedRows",
     "ReferenceKernels",
     "select",

@@ -8,6 +8,7 @@ result to and returns, which must not overlap an input; without it a new one is 
 """
 
 from abc import ABC, abstractmethod
+from enum import Enum
 from typing import NamedTuple, Protocol
 
 import torch
@@ -45,6 +46,21 @@ def check_gated(weight_NK: Tensor) -> None:
     """Raises ValueError when ``weight_NK`` cannot be gate rows and as many up rows."""
     if weight_NK.shape[0] % 2:
         raise ValueError(f"gated weights need an even number of rows, got {weight_NK.shape[0]}")
+
+
+class Product(Enum):
+    """How rows meet weights: which operator a path's linears are."""
+
+    DENSE = "matmul"
+    INT8 = "int8_matmul"  # of quantize_rows
+    INT8_WEIGHT = "int8_weight_matmul"
+
+
+class Norm(NamedTuple):
+    """An RMS norm: ``weight_E`` in the rows' dtype, and its epsilon."""
+
+    weight_E: Tensor
+    eps: float
 
 
 class PackedWeights(Protocol):
@@ -163,6 +179,45 @@ class KernelSet(ABC):
 
         ``high`` holds the full dtype or int8 (then it may be ``low_packed`` itself, which is read once for both).
         """
+
+    def project(
+        self,
+        product: Product,
+        x_TK: Tensor,
+        packed: PackedWeights,
+        *,
+        norm: Norm | None = None,
+        out: Tensor | None = None,
+        accumulate: bool = False,
+    ) -> Tensor:
+        """A linear of a layer: the norm where there is one, quantisation where ``product`` needs it, the product.
+
+        Here it is the operators above, one after the other; a backend may do it in one call, with the same result bit
+        for bit.
+        """
+        if product is Product.INT8:
+            rows = (
+                self.quantize_rows(x_TK)
+                if norm is None
+                else self.rms_norm_quantize(x_TK, norm.weight_E, norm.eps)
+            )
+            return self.int8_matmul(rows, packed, out=out, accumulate=accumulate)
+        if norm is not None:
+            x_TK = self.rms_norm(x_TK, norm.weight_E, norm.eps)
+        multiply = self.matmul if product is Product.DENSE else self.int8_weight_matmul
+        return multiply(x_TK, packed, out=out, accumulate=accumulate)
+
+    def mlp(
+        self,
+        product: Product,
+        x_TE: Tensor,
+        norm: Norm,
+        gate_up: PackedWeights,
+        down: PackedWeights,
+    ) -> None:
+        """Adds the gated MLP of the normed ``x_TE`` to it in place; as ``project``, twice. ``gate_up`` is gated."""
+        gated_TI = self.project(product, x_TE, gate_up, norm=norm)
+        self.project(product, gated_TI, down, out=x_TE, accumulate=True)
 
     @abstractmethod
     def rope_store_kv(

@@ -7,7 +7,7 @@ L layers, S slots, P planes (key heads, then value heads), D head size.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -45,14 +45,16 @@ class ForwardTimes:
         self.by_executor[executor] = self.by_executor.get(executor, 0.0) + seconds
 
 
-class _Slice(NamedTuple):
-    """One executor's rows of the forward's buffers."""
+@dataclass(slots=True)
+class _Slice:
+    """One executor's rows of the forward's buffers, and the seconds that they took."""
 
     name: str
     ops: TokenOps
     hidden_TE: Tensor
     qkv_TO: Tensor
     heads_TA: Tensor
+    seconds: float = 0.0
 
 
 class Decoder:
@@ -95,29 +97,33 @@ class Decoder:
         heads_TA = hidden_TE.new_empty(len(batch), config.num_heads * config.head_dim)
         plans = self._plan(batch, arena_LSPD)
         pattern, slices = None, []
+        attention_s, marked = 0.0, time.perf_counter()
         for layer, segments in enumerate(batch.segments):
             if segments is not pattern:
+                _add_up(times, slices)
                 pattern = segments
                 slices = [
                     _Slice(name, executors[name], hidden_TE[a:b], qkv_TO[a:b], heads_TA[a:b])
                     for a, b, name in segments
                 ]
             for part in slices:
-                started = time.perf_counter()
                 part.ops.qkv(layer, part.hidden_TE, part.qkv_TO)
-                times.add(part.name, time.perf_counter() - started)
-            started = time.perf_counter()
+                before, marked = marked, time.perf_counter()
+                part.seconds += marked - before
             group, kv_SPD = self._groups[layer], arena_LSPD[layer]
             slots_T = batch.kv[group].slots_T
             self._kernels.rope_store_kv(qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, out=q_THD)
             plan = plans[group, config.windows[layer]]
             self._kernels.attention(q_THD, kv_SPD, plan, out=heads_TA)
-            times.attention_s += time.perf_counter() - started
+            before, marked = marked, time.perf_counter()
+            attention_s += marked - before
             for part in slices:
-                started = time.perf_counter()
                 part.ops.attention_out(layer, part.heads_TA, part.hidden_TE)
                 part.ops.mlp(layer, part.hidden_TE)
-                times.add(part.name, time.perf_counter() - started)
+                before, marked = marked, time.perf_counter()
+                part.seconds += marked - before
+        _add_up(times, slices)
+        times.attention_s += attention_s
         return hidden_TE
 
     def _plan(
@@ -138,3 +144,9 @@ class Decoder:
             )
             for group, window in set(zip(self._groups, config.windows, strict=True))
         }
+
+
+def _add_up(times: ForwardTimes, slices: Sequence[_Slice]) -> None:
+    """The seconds of slices that are done."""
+    for part in slices:
+        times.add(part.name, part.seconds)

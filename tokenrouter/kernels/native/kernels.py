@@ -9,7 +9,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from tokenrouter.kernels.base import AttentionPlan, PackedWeights, QuantizedRows, check_gated
+from tokenrouter.kernels.base import (
+    AttentionPlan,
+    Norm,
+    PackedWeights,
+    Product,
+    QuantizedRows,
+    check_gated,
+)
 from tokenrouter.kernels.int8_matmul.reference import quantize_weight
 from tokenrouter.kernels.matmul import reference as matmul_reference
 from tokenrouter.kernels.reference import ReferenceKernels
@@ -169,6 +176,42 @@ class NativeKernels(ReferenceKernels):
             high_TK, high.handle, low.q_TK, low.scale_T1, low_handle, out, accumulate
         )
         return out
+
+    def project(
+        self,
+        product: Product,
+        x_TK: Tensor,
+        packed: PackedWeights,
+        *,
+        norm: Norm | None = None,
+        out: Tensor | None = None,
+        accumulate: bool = False,
+    ) -> Tensor:
+        """See KernelSet."""
+        if not isinstance(packed, NativePacked):
+            return super().project(product, x_TK, packed, norm=norm, out=out, accumulate=accumulate)
+        handle = packed.handle
+        if out is None:
+            out = torch.empty(x_TK.shape[0], handle.n, dtype=x_TK.dtype)
+        weight_E, eps = norm or (None, 0.0)
+        int8_rows = product is Product.INT8
+        self._module.project(x_TK, weight_E, eps, handle, int8_rows, out, accumulate)
+        return out
+
+    def mlp(
+        self,
+        product: Product,
+        x_TE: Tensor,
+        norm: Norm,
+        gate_up: PackedWeights,
+        down: PackedWeights,
+    ) -> None:
+        """See KernelSet."""
+        if not isinstance(gate_up, NativePacked) or not isinstance(down, NativePacked):
+            super().mlp(product, x_TE, norm, gate_up, down)
+            return
+        int8_rows = product is Product.INT8
+        self._module.mlp(x_TE, norm.weight_E, norm.eps, gate_up.handle, down.handle, int8_rows)
 
     def rope_store_kv(
         self,

@@ -1,0 +1,115 @@
+// Python's view of attention: a plan, made once per forward and run once per layer.
+#include <memory>
+#include <vector>
+
+#include "attention/native.h"
+#include "native/bindings.h"
+#include "native/checks.h"
+
+namespace tr {
+namespace {
+
+// A plan and the tensors that it points into.
+class Plan {
+  public:
+    Plan(const Tensor& query_rows, const Tensor& num_queries, const Tensor& query_start, const Tensor& row,
+         const Tensor& num_keys, const Tensor& slots, const std::optional<Tensor>& positions, int64_t num_slots,
+         int64_t num_heads, int64_t num_groups, int64_t head_dim, double scale, int64_t window, bool bf16,
+         int64_t observe_queries)
+        : query_rows_(query_rows), slots_(slots), positions_(positions), num_slots_(num_slots) {
+        TORCH_CHECK_VALUE(num_groups > 0 && num_heads > 0 && num_heads % num_groups == 0 && head_dim > 0,
+                          num_heads, " query heads of size ", head_dim, " cannot share ", num_groups, " key heads");
+        TORCH_CHECK_VALUE(scale > 0, "the softmax scale must be positive, got ", scale);
+        TORCH_CHECK_VALUE(window >= 0 && observe_queries >= 0, "window and observe_queries must not be negative");
+        const int64_t count = num_queries.numel();
+        for (const auto& [t, name] : {std::pair{&query_rows, "query_rows"}, std::pair{&num_queries, "num_queries"},
+                                      std::pair{&query_start, "query_start"}, std::pair{&row, "row"},
+                                      std::pair{&num_keys, "num_keys"}, std::pair{&slots, "slots"}}) {
+            check_dtype(*t, at::kLong, name);
+            check_contiguous(*t, name);
+            if (t != &query_rows && t != &slots) check_shape(*t, {count}, name);
+        }
+        TORCH_CHECK_VALUE(slots.dim() == 2, "slots must be [rows, entries], got ", slots.sizes());
+        if (positions) {
+            check_dtype(*positions, at::kLong, "positions");
+            check_shape(*positions, slots.sizes(), "positions");
+            check_contiguous(*positions, "positions");
+        }
+        num_tokens_ = query_rows.numel();
+        check_rows_partition();
+        std::vector<AttentionRequest> requests;
+        int64_t at = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            const int64_t queries = num_queries.data_ptr<int64_t>()[i], keys = num_keys.data_ptr<int64_t>()[i];
+            const int64_t r = row.data_ptr<int64_t>()[i], start = query_start.data_ptr<int64_t>()[i];
+            TORCH_CHECK_INDEX(r >= 0 && r < slots.size(0), "row ", r, " is outside the slot table");
+            TORCH_CHECK_INDEX(keys >= 0 && keys <= slots.size(1), keys, " keys are more than the slot table holds");
+            TORCH_CHECK_VALUE(queries >= 1 && queries <= num_tokens_ - at && start >= 0, "request ", i, " has ",
+                              queries, " queries from position ", start, "; ", num_tokens_ - at, " rows are left");
+            const int64_t* first_slot = slots.data_ptr<int64_t>() + r * slots.size(1);
+            check_slots(first_slot, keys, num_slots);
+            requests.push_back({query_rows.data_ptr<int64_t>() + at, queries, start, first_slot,
+                                positions ? positions->data_ptr<int64_t>() + r * slots.size(1) : nullptr, keys, 0});
+            at += queries;
+        }
+        TORCH_CHECK_VALUE(at == num_tokens_, "requests have ", at, " queries, there are ", num_tokens_, " rows");
+        shape_ = {num_heads, num_groups, head_dim, float(scale), window, bf16};
+        plan_ = std::make_unique<AttentionPlan>(shape_, std::move(requests), observe_queries);
+    }
+
+    void run(const Tensor& q, const Tensor& kv, const Tensor& out, const std::optional<Tensor>& received) {
+        const auto dtype = shape_.is_bf16 ? at::kBFloat16 : at::kFloat;
+        const int64_t heads = shape_.num_heads, dim = shape_.head_dim;
+        check_dtype(q, dtype, "q");
+        check_shape(q, {num_tokens_, heads, dim}, "q");
+        TORCH_CHECK_VALUE(q.numel() == 0 || (q.stride(2) == 1 && q.stride(1) == dim),
+                          "q must have neighbouring heads, got strides ", q.strides());
+        check_dtype(kv, dtype, "kv");
+        check_shape(kv, {num_slots_, 2 * shape_.num_groups, dim}, "kv");
+        check_contiguous(kv, "kv");
+        check_dtype(out, dtype, "out");
+        check_shape(out, {num_tokens_, heads * dim}, "out");
+        check_contiguous(out, "out");
+        if (received) {
+            check_dtype(*received, at::kFloat, "received");
+            check_shape(*received, {plan_->received_size()}, "received");
+            check_contiguous(*received, "received");
+        }
+        plan_->run({q.data_ptr(), q.stride(0), kv.data_ptr(), out.data_ptr(),
+                    received ? received->data_ptr<float>() : nullptr});
+    }
+
+    int64_t received_size() const { return plan_->received_size(); }
+
+  private:
+    Tensor query_rows_, slots_;
+    std::optional<Tensor> positions_;
+    int64_t num_slots_, num_tokens_ = 0;
+    AttentionShape shape_{};
+    std::unique_ptr<AttentionPlan> plan_;
+
+    // Every row is written once.
+    void check_rows_partition() const {
+        std::vector<bool> seen(static_cast<size_t>(num_tokens_));
+        for (int64_t i = 0; i < num_tokens_; ++i) {
+            const int64_t row = query_rows_.data_ptr<int64_t>()[i];
+            TORCH_CHECK_INDEX(row >= 0 && row < num_tokens_, "query row ", row, " is outside the ", num_tokens_,
+                              " tokens");
+            TORCH_CHECK_VALUE(!seen[size_t(row)], "query row ", row, " belongs to two queries");
+            seen[size_t(row)] = true;
+        }
+    }
+};
+
+}  // namespace
+
+void bind_attention(pybind11::module_& m) {
+    pybind11::class_<Plan>(m, "AttentionPlan")
+        .def(pybind11::init<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                            const std::optional<Tensor>&, int64_t, int64_t, int64_t, int64_t, double, int64_t, bool,
+                            int64_t>())
+        .def("run", &Plan::run)
+        .def_property_readonly("received_size", &Plan::received_size);
+}
+
+}  // namespace tr

@@ -1,0 +1,147 @@
+// Python's view of the row-wise operators.
+#include "native/bindings.h"
+#include "native/checks.h"
+#include "native/rows.h"
+
+namespace tr {
+namespace {
+
+QuantizedOut quantized_out(const Tensor& q, const Tensor& scale, const Tensor& x, int64_t rows, int64_t width) {
+    check_dtype(q, at::kChar, "q");
+    check_rows(q, "q");
+    check_shape(q, {rows, width}, "q");
+    check_overlap_free(q, width, "q");
+    check_dtype(scale, x.scalar_type(), "scale");
+    check_shape(scale, {rows, 1}, "scale");
+    check_contiguous(scale, "scale");
+    return {q.data_ptr<int8_t>(), q.stride(0), scale.data_ptr()};
+}
+
+// Two or three dimensions, the last one neighbouring.
+RowLayout layout_of(const Tensor& t, const char* name) {
+    TORCH_CHECK_VALUE((t.dim() == 2 || t.dim() == 3) && (t.stride(-1) == 1 || t.size(-1) <= 1), name,
+                      " must have two or three dimensions and neighbouring features, got shape ", t.sizes(),
+                      " strides ", t.strides());
+    if (t.dim() == 2) return {1, t.stride(0), 0};
+    return {std::max<int64_t>(t.size(1), 1), t.stride(0), t.stride(1)};
+}
+
+NormArgs norm_args(const Tensor& x, const Tensor& weight, double eps, const std::optional<Tensor>& residual) {
+    check_float(x, "x");
+    NormArgs a{};
+    a.x = x.data_ptr();
+    a.x_rows = layout_of(x, "x");
+    a.width = x.size(-1);
+    a.num_rows = a.width ? x.numel() / a.width : 0;
+    a.eps = float(eps);
+    check_dtype(weight, x.scalar_type(), "weight");
+    check_shape(weight, {a.width}, "weight");
+    check_contiguous(weight, "weight");
+    a.weight = weight.data_ptr();
+    if (residual) {
+        check_dtype(*residual, x.scalar_type(), "residual");
+        check_rows(*residual, "residual");
+        check_shape(*residual, {a.num_rows, a.width}, "residual");
+        check_overlap_free(*residual, a.width, "residual");
+        a.residual = residual->data_ptr();
+        a.residual_stride = residual->stride(0);
+    }
+    return a;
+}
+
+void rms_norm_rows(const Tensor& x, const Tensor& weight, double eps, const Tensor& out,
+              const std::optional<Tensor>& residual) {
+    NormArgs a = norm_args(x, weight, eps, residual);
+    check_dtype(out, x.scalar_type(), "out");
+    check_shape(out, x.sizes(), "out");
+    a.out = out.data_ptr();
+    a.out_rows = layout_of(out, "out");
+    check_overlap_free(out, (out.dim() == 3 ? out.size(1) - 1 : 0) * a.out_rows.inner_stride + a.width, "out");
+    TORCH_CHECK_VALUE(out.dim() == 2 || out.size(1) <= 1 || a.out_rows.inner_stride >= a.width,
+                      "out has heads that overlap: stride ", a.out_rows.inner_stride, " for ", a.width, " features");
+    rms_norm(a, is_bf16(x), false);
+}
+
+void rms_norm_quantize(const Tensor& x, const Tensor& weight, double eps, const Tensor& q, const Tensor& scale,
+                       const std::optional<Tensor>& residual) {
+    NormArgs a = norm_args(x, weight, eps, residual);
+    a.quantized = quantized_out(q, scale, x, a.num_rows, a.width);
+    rms_norm(a, is_bf16(x), true);
+}
+
+SiluArgs silu_args(const Tensor& gate_up) {
+    check_float(gate_up, "gate_up");
+    check_rows(gate_up, "gate_up");
+    TORCH_CHECK_VALUE(gate_up.size(1) % 2 == 0, "gate_up needs an even number of features, got ", gate_up.size(1));
+    SiluArgs a{};
+    a.gate_up = gate_up.data_ptr();
+    a.stride = gate_up.stride(0);
+    a.num_rows = gate_up.size(0);
+    a.width = gate_up.size(1) / 2;
+    return a;
+}
+
+void silu_mul_rows(const Tensor& gate_up, const Tensor& out) {
+    SiluArgs a = silu_args(gate_up);
+    check_dtype(out, gate_up.scalar_type(), "out");
+    check_rows(out, "out");
+    check_shape(out, {a.num_rows, a.width}, "out");
+    check_overlap_free(out, a.width, "out");
+    a.out = out.data_ptr();
+    a.out_stride = out.stride(0);
+    silu_mul(a, is_bf16(gate_up));
+}
+
+void quantize(const Tensor& x, const Tensor& q, const Tensor& scale) {
+    check_float(x, "x");
+    check_rows(x, "x");
+    const QuantizedOut out = quantized_out(q, scale, x, x.size(0), x.size(1));
+    quantize_rows(x.data_ptr(), x.stride(0), out, x.size(0), x.size(1), is_bf16(x));
+}
+
+void rope(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& slots, const Tensor& kv,
+                   const Tensor& q_out, const std::optional<Tensor>& kv_scale) {
+    check_float(qkv, "qkv");
+    check_rows(qkv, "qkv");
+    TORCH_CHECK_VALUE(kv.dim() == 3 && kv.size(1) % 2 == 0, "kv must be [slots, 2 x key heads, head size], got ",
+                      kv.sizes());
+    TORCH_CHECK_VALUE(q_out.dim() == 3, "q_out must be [tokens, heads, head size], got ", q_out.sizes());
+    const int64_t tokens = qkv.size(0), dim = kv.size(2);
+    check_dtype(kv, kv_scale ? at::kChar : qkv.scalar_type(), "kv");
+    check_contiguous(kv, "kv");
+    check_shape(q_out, {tokens, q_out.size(1), dim}, "q_out");
+    check_shape(qkv, {tokens, (q_out.size(1) + kv.size(1)) * dim}, "qkv");
+    TORCH_CHECK_VALUE(dim % 2 == 0, "the head size must be even, got ", dim);
+    check_dtype(slots, at::kLong, "slots");
+    check_shape(slots, {tokens}, "slots");
+    for (const auto& [t, name] : {std::pair{&cos, "cos"}, std::pair{&sin, "sin"}}) {
+        check_dtype(*t, qkv.scalar_type(), name);
+        check_shape(*t, {tokens, dim}, name);
+        check_contiguous(*t, name);
+    }
+    check_dtype(q_out, qkv.scalar_type(), "q_out");
+    check_contiguous(q_out, "q_out");
+    check_contiguous(slots, "slots");
+    if (kv_scale) {
+        check_dtype(*kv_scale, at::kFloat, "kv_scale");
+        check_shape(*kv_scale, {kv.size(0), kv.size(1)}, "kv_scale");
+        check_contiguous(*kv_scale, "kv_scale");
+    }
+    check_slots(slots.data_ptr<int64_t>(), tokens, kv.size(0));
+    rope_store_kv({qkv.data_ptr(), qkv.stride(0), cos.data_ptr(), sin.data_ptr(), slots.data_ptr<int64_t>(),
+                       q_out.data_ptr(), kv.data_ptr(), kv_scale ? kv_scale->data_ptr<float>() : nullptr, tokens,
+                       q_out.size(1), kv.size(1) / 2, dim},
+                      is_bf16(qkv));
+}
+
+}  // namespace
+
+void bind_rows(pybind11::module_& m) {
+    m.def("rms_norm", &rms_norm_rows);
+    m.def("rms_norm_quantize", &rms_norm_quantize);
+    m.def("silu_mul", &silu_mul_rows);
+    m.def("quantize_rows", &quantize);
+    m.def("rope_store_kv", &rope);
+}
+
+}  // namespace tr
