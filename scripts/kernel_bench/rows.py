@@ -18,12 +18,13 @@ from .roofline import Work
 from .shapes import Shapes, Sizes
 
 EPS = 1e-5
+MAX_LOGITS = 64  # rows of a step that are due at once
 Backends = Sequence[KernelSet]
 Operator = Callable[[KernelSet, Tensor, Any], object]
 
 
 def row_cases(backends: Backends, shapes: Shapes, sizes: Sizes, *, cached: bool) -> Iterator[Case]:
-    """rms_norm, rms_norm_quantize, quantize_rows and silu_mul, then rope_store_kv; ``cached``: one layer's arena."""
+    """The row-wise operators, then rope_store_kv; ``cached``: one layer's arena."""
     norm_E = torch.rand(shapes.hidden).bfloat16()
     operators: dict[str, tuple[int, int | None, Operator]] = {
         "rms_norm": (
@@ -50,6 +51,9 @@ def row_cases(backends: Backends, shapes: Shapes, sizes: Sizes, *, cached: bool)
     for name, (width, out_width, run) in operators.items():
         for num_rows in sizes.rows:
             yield _row_case(name, num_rows, width, out_width, run, backends)
+    for num_rows in sizes.rows:
+        if num_rows <= MAX_LOGITS:
+            yield _max_case(backends, shapes, num_rows)
     for num_rows in sizes.rows:
         yield _rope_case(backends, shapes, num_rows, 1 if cached else shapes.layers)
 
@@ -83,6 +87,18 @@ def _row_case(
         calls={
             k.name: [partial(run, k, x_TK, out if k.name == NATIVE else None)] for k in backends
         },
+    )
+
+
+def _max_case(backends: Backends, shapes: Shapes, num_rows: int) -> Case:
+    """The greedy tokens of a step."""
+    x_TV = torch.randn(num_rows, shapes.vocab).bfloat16()
+    read_bytes = x_TV.numel() * 2
+    return Case(
+        operator="row_max",
+        size=f"{num_rows} rows of {x_TV.shape[1]}",
+        work=Work(read_bytes=read_bytes, written_bytes=0, working_set_bytes=read_bytes),
+        calls={k.name: [partial(k.row_max, x_TV)] for k in backends},
     )
 
 

@@ -128,7 +128,7 @@ def build_engine(
                 ForwardBuilder(routes.table, model.config.num_layers, kv_pool),
                 heads=[name if pool.lm_head == "low" else "high" for name in routes.executors],
             ),
-            sampler=Sampler(model.config.vocab_size, options.seed),
+            sampler=Sampler(model.config.vocab_size, options.seed, pool.kernels),
             pool=kv_pool,
             arena=arena,
             live=LiveRequests(model.tokenizer, model.config, routes.executed_of),

@@ -68,7 +68,7 @@ class Runner:
         for chunks in work.forwards:
             forward, rows = self._builder.build(step, chunks, executed_T)
             hidden_TE = self._decoder.forward(
-                forward, self._executors, self._arena.kv_LSPD, result.times
+                forward, self._executors, self._arena.layers, result.times
             )
             offset = 0
             for c in chunks:

@@ -287,3 +287,23 @@ class KernelSet(ABC):
         Returns:
             A ``[T, H * D]`` tensor of the queries' dtype.
         """
+
+    def attend(
+        self,
+        qkv_TO: Tensor,
+        cos_TD: Tensor,
+        sin_TD: Tensor,
+        slots_T: Tensor,
+        kv_SPD: Tensor,
+        plan: AttentionPlan,
+        *,
+        out: Tensor | None = None,
+        received: Tensor | None = None,
+    ) -> Tensor:
+        """``rope_store_kv``, then ``attention`` of its queries; a backend may do both in one call."""
+        q_THD = self.rope_store_kv(qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD)
+        return self.attention(q_THD, kv_SPD, plan, out=out, received=received)
+
+    @abstractmethod
+    def row_max(self, x_TV: Tensor) -> tuple[Tensor, Tensor]:
+        """The largest value of each row, ``[T]``, and its lowest index, int64 ``[T]``; NaN counts as largest."""

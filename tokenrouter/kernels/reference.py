@@ -14,6 +14,7 @@ from tokenrouter.kernels.quantize_rows import reference as quantize_rows_referen
 from tokenrouter.kernels.rms_norm import reference as rms_norm_reference
 from tokenrouter.kernels.rope_store_kv import reference as rope_store_kv_reference
 from tokenrouter.kernels.routed_matmul import reference as routed_matmul_reference
+from tokenrouter.kernels.row_max import reference as row_max_reference
 from tokenrouter.kernels.silu_mul import reference as silu_mul_reference
 from tokenrouter.types import AttentionBatch
 
@@ -180,3 +181,7 @@ class ReferenceKernels(KernelSet):
         """See KernelSet."""
         reference_plan = cast(attention_reference.ReferencePlan, plan)
         return attention_reference.run(q_THD, kv_SPD, reference_plan, out=out, received=received)
+
+    def row_max(self, x_TV: Tensor) -> tuple[Tensor, Tensor]:
+        """See KernelSet."""
+        return row_max_reference.row_max(x_TV)

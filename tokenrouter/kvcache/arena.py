@@ -24,6 +24,7 @@ class KVArena:
         )
         huge_pages.prefer(self.kv_LSPD)
         self.kv_LSPD[:, -1].zero_()
+        self.layers: tuple[Tensor, ...] = self.kv_LSPD.unbind()
 
     @property
     def null_slot(self) -> int:

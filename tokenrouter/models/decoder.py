@@ -75,7 +75,7 @@ class Decoder:
         self,
         batch: ForwardBatch,
         executors: Mapping[str, TokenOps],
-        arena_LSPD: Tensor,
+        arena_SPD: Sequence[Tensor],
         times: ForwardTimes,
     ) -> Tensor:
         """Runs all layers and writes each token's KV to its slot.
@@ -83,7 +83,8 @@ class Decoder:
         Args:
             batch: tokens sorted by route, with the segments of every layer.
             executors: token-wise operators by the names that the segments use.
-            arena_LSPD: the KV arena; its last slot is the null slot. Rows of the batch's slots are overwritten.
+            arena_SPD: the KV arena, a tensor per layer; the last slot is the null slot. Rows of the batch's slots are
+                overwritten.
             times: this forward's times are added to it.
 
         Returns:
@@ -93,9 +94,8 @@ class Decoder:
         hidden_TE = weights.embed_VE[batch.ids_T]
         cos_TD, sin_TD = weights.cos_ND[batch.positions_T], weights.sin_ND[batch.positions_T]
         qkv_TO = hidden_TE.new_empty(len(batch), config.qkv_size)
-        q_THD = hidden_TE.new_empty(len(batch), config.num_heads, config.head_dim)
         heads_TA = hidden_TE.new_empty(len(batch), config.num_heads * config.head_dim)
-        plans = self._plan(batch, arena_LSPD)
+        plans = self._plan(batch, arena_SPD[0])
         pattern, slices = None, []
         attention_s, marked = 0.0, time.perf_counter()
         for layer, segments in enumerate(batch.segments):
@@ -110,11 +110,11 @@ class Decoder:
                 part.ops.qkv(layer, part.hidden_TE, part.qkv_TO)
                 before, marked = marked, time.perf_counter()
                 part.seconds += marked - before
-            group, kv_SPD = self._groups[layer], arena_LSPD[layer]
-            slots_T = batch.kv[group].slots_T
-            self._kernels.rope_store_kv(qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, out=q_THD)
-            plan = plans[group, config.windows[layer]]
-            self._kernels.attention(q_THD, kv_SPD, plan, out=heads_TA)
+            group = self._groups[layer]
+            slots_T, plan = batch.kv[group].slots_T, plans[group, config.windows[layer]]
+            self._kernels.attend(
+                qkv_TO, cos_TD, sin_TD, slots_T, arena_SPD[layer], plan, out=heads_TA
+            )
             before, marked = marked, time.perf_counter()
             attention_s += marked - before
             for part in slices:
@@ -127,19 +127,19 @@ class Decoder:
         return hidden_TE
 
     def _plan(
-        self, batch: ForwardBatch, arena_LSPD: Tensor
+        self, batch: ForwardBatch, kv_SPD: Tensor
     ) -> dict[tuple[int, int | None], AttentionPlan]:
-        """One plan per layer group and sliding window that occur together."""
+        """One plan per layer group and sliding window that occur together; all layers are like ``kv_SPD``."""
         config = self.config
         return {
             (group, window): self._kernels.plan_attention(
                 batch.kv[group].attention,
-                num_slots=arena_LSPD.shape[1],
+                num_slots=kv_SPD.shape[0],
                 num_heads=config.num_heads,
                 num_kv_heads=config.num_kv_heads,
                 head_dim=config.head_dim,
                 scale=self._scale,
-                dtype=arena_LSPD.dtype,
+                dtype=kv_SPD.dtype,
                 window=window,
             )
             for group, window in set(zip(self._groups, config.windows, strict=True))

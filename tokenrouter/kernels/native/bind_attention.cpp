@@ -1,13 +1,49 @@
-// Python's view of attention: a plan, made once per forward and run once per layer.
+// Python's view of RoPE with the KV write, and of attention: a plan, made once per forward and run once per layer.
 #include <memory>
 #include <vector>
 
 #include "attention/native.h"
 #include "native/bindings.h"
 #include "native/checks.h"
+#include "native/rows.h"
 
 namespace tr {
 namespace {
+
+void rope(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& slots, const Tensor& kv,
+          const Tensor& q_out, const std::optional<Tensor>& kv_scale) {
+    check_float(qkv, "qkv");
+    check_rows(qkv, "qkv");
+    TORCH_CHECK_VALUE(kv.dim() == 3 && kv.size(1) % 2 == 0, "kv must be [slots, 2 x key heads, head size], got ",
+                      kv.sizes());
+    TORCH_CHECK_VALUE(q_out.dim() == 3, "q_out must be [tokens, heads, head size], got ", q_out.sizes());
+    const int64_t tokens = qkv.size(0), dim = kv.size(2);
+    check_dtype(kv, kv_scale ? at::kChar : qkv.scalar_type(), "kv");
+    check_contiguous(kv, "kv");
+    check_shape(q_out, {tokens, q_out.size(1), dim}, "q_out");
+    check_shape(qkv, {tokens, (q_out.size(1) + kv.size(1)) * dim}, "qkv");
+    TORCH_CHECK_VALUE(dim % 2 == 0, "the head size must be even, got ", dim);
+    check_dtype(slots, at::kLong, "slots");
+    check_shape(slots, {tokens}, "slots");
+    for (const auto& [t, name] : {std::pair{&cos, "cos"}, std::pair{&sin, "sin"}}) {
+        check_dtype(*t, qkv.scalar_type(), name);
+        check_shape(*t, {tokens, dim}, name);
+        check_contiguous(*t, name);
+    }
+    check_dtype(q_out, qkv.scalar_type(), "q_out");
+    check_contiguous(q_out, "q_out");
+    check_contiguous(slots, "slots");
+    if (kv_scale) {
+        check_dtype(*kv_scale, at::kFloat, "kv_scale");
+        check_shape(*kv_scale, {kv.size(0), kv.size(1)}, "kv_scale");
+        check_contiguous(*kv_scale, "kv_scale");
+    }
+    check_slots(slots.data_ptr<int64_t>(), tokens, kv.size(0));
+    rope_store_kv({qkv.data_ptr(), qkv.stride(0), cos.data_ptr(), sin.data_ptr(), slots.data_ptr<int64_t>(),
+                   q_out.data_ptr(), kv.data_ptr(), kv_scale ? kv_scale->data_ptr<float>() : nullptr, tokens,
+                   q_out.size(1), kv.size(1) / 2, dim},
+                  is_bf16(qkv));
+}
 
 // A plan and the tensors that it points into.
 class Plan {
@@ -79,10 +115,20 @@ class Plan {
                     received ? received->data_ptr<float>() : nullptr});
     }
 
+    // rope_store_kv, then run.
+    void attend(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& slots, const Tensor& kv,
+                const Tensor& out, const std::optional<Tensor>& received) {
+        if (!q_.defined())
+            q_ = at::empty({num_tokens_, shape_.num_heads, shape_.head_dim},
+                           shape_.is_bf16 ? at::kBFloat16 : at::kFloat);
+        rope(qkv, cos, sin, slots, kv, q_, std::nullopt);
+        run(q_, kv, out, received);
+    }
+
     int64_t received_size() const { return plan_->received_size(); }
 
   private:
-    Tensor query_rows_, slots_;
+    Tensor query_rows_, slots_, q_;
     std::optional<Tensor> positions_;
     int64_t num_slots_, num_tokens_ = 0;
     AttentionShape shape_{};
@@ -104,11 +150,13 @@ class Plan {
 }  // namespace
 
 void bind_attention(pybind11::module_& m) {
+    m.def("rope_store_kv", &rope);
     pybind11::class_<Plan>(m, "AttentionPlan")
         .def(pybind11::init<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                             const std::optional<Tensor>&, int64_t, int64_t, int64_t, int64_t, double, int64_t, bool,
                             int64_t>())
         .def("run", &Plan::run)
+        .def("attend", &Plan::attend)
         .def_property_readonly("received_size", &Plan::received_size);
 }
 

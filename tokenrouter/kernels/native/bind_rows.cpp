@@ -1,4 +1,6 @@
 // Python's view of the row-wise operators.
+#include <tuple>
+
 #include "native/bindings.h"
 #include "native/checks.h"
 #include "native/rows.h"
@@ -99,39 +101,13 @@ void quantize(const Tensor& x, const Tensor& q, const Tensor& scale) {
     quantize_rows(x.data_ptr(), x.stride(0), out, x.size(0), x.size(1), is_bf16(x));
 }
 
-void rope(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& slots, const Tensor& kv,
-                   const Tensor& q_out, const std::optional<Tensor>& kv_scale) {
-    check_float(qkv, "qkv");
-    check_rows(qkv, "qkv");
-    TORCH_CHECK_VALUE(kv.dim() == 3 && kv.size(1) % 2 == 0, "kv must be [slots, 2 x key heads, head size], got ",
-                      kv.sizes());
-    TORCH_CHECK_VALUE(q_out.dim() == 3, "q_out must be [tokens, heads, head size], got ", q_out.sizes());
-    const int64_t tokens = qkv.size(0), dim = kv.size(2);
-    check_dtype(kv, kv_scale ? at::kChar : qkv.scalar_type(), "kv");
-    check_contiguous(kv, "kv");
-    check_shape(q_out, {tokens, q_out.size(1), dim}, "q_out");
-    check_shape(qkv, {tokens, (q_out.size(1) + kv.size(1)) * dim}, "qkv");
-    TORCH_CHECK_VALUE(dim % 2 == 0, "the head size must be even, got ", dim);
-    check_dtype(slots, at::kLong, "slots");
-    check_shape(slots, {tokens}, "slots");
-    for (const auto& [t, name] : {std::pair{&cos, "cos"}, std::pair{&sin, "sin"}}) {
-        check_dtype(*t, qkv.scalar_type(), name);
-        check_shape(*t, {tokens, dim}, name);
-        check_contiguous(*t, name);
-    }
-    check_dtype(q_out, qkv.scalar_type(), "q_out");
-    check_contiguous(q_out, "q_out");
-    check_contiguous(slots, "slots");
-    if (kv_scale) {
-        check_dtype(*kv_scale, at::kFloat, "kv_scale");
-        check_shape(*kv_scale, {kv.size(0), kv.size(1)}, "kv_scale");
-        check_contiguous(*kv_scale, "kv_scale");
-    }
-    check_slots(slots.data_ptr<int64_t>(), tokens, kv.size(0));
-    rope_store_kv({qkv.data_ptr(), qkv.stride(0), cos.data_ptr(), sin.data_ptr(), slots.data_ptr<int64_t>(),
-                       q_out.data_ptr(), kv.data_ptr(), kv_scale ? kv_scale->data_ptr<float>() : nullptr, tokens,
-                       q_out.size(1), kv.size(1) / 2, dim},
-                      is_bf16(qkv));
+std::tuple<Tensor, Tensor> row_max_of(const Tensor& x) {
+    check_float(x, "x");
+    check_rows(x, "x");
+    TORCH_CHECK_VALUE(x.size(1) > 0, "x needs at least one feature, got shape ", x.sizes());
+    Tensor values = at::empty({x.size(0)}, x.options()), ids = at::empty({x.size(0)}, at::kLong);
+    row_max(x.data_ptr(), x.stride(0), x.size(0), x.size(1), is_bf16(x), values.data_ptr(), ids.data_ptr<int64_t>());
+    return {values, ids};
 }
 
 }  // namespace
@@ -141,7 +117,7 @@ void bind_rows(pybind11::module_& m) {
     m.def("rms_norm_quantize", &rms_norm_quantize);
     m.def("silu_mul", &silu_mul_rows);
     m.def("quantize_rows", &quantize);
-    m.def("rope_store_kv", &rope);
+    m.def("row_max", &row_max_of);
 }
 
 }  // namespace tr

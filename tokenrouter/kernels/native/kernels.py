@@ -279,6 +279,32 @@ class NativeKernels(ReferenceKernels):
         cast(Any, plan).run(q_THD, kv_SPD, out, received)
         return out
 
+    def attend(
+        self,
+        qkv_TO: Tensor,
+        cos_TD: Tensor,
+        sin_TD: Tensor,
+        slots_T: Tensor,
+        kv_SPD: Tensor,
+        plan: AttentionPlan,
+        *,
+        out: Tensor | None = None,
+        received: Tensor | None = None,
+    ) -> Tensor:
+        """See KernelSet."""
+        if out is None:
+            head_dim, planes = kv_SPD.shape[2], kv_SPD.shape[1]
+            out = qkv_TO.new_empty(qkv_TO.shape[0], qkv_TO.shape[1] - planes * head_dim)
+        cast(Any, plan).attend(qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, out, received)
+        return out
+
+    def row_max(self, x_TV: Tensor) -> tuple[Tensor, Tensor]:
+        """See KernelSet."""
+        if x_TV.dtype not in DTYPES:
+            return super().row_max(x_TV)
+        values_T, ids_T = self._module.row_max(x_TV)
+        return values_T, ids_T
+
     def _pack(
         self, weight_NK: Tensor, scale_N: Tensor | None, bias_N: Tensor | None, gated: bool
     ) -> NativePacked:

@@ -49,6 +49,9 @@ void silu_mul(const SiluArgs& args, bool is_bf16);
 
 void quantize_rows(const void* x, int64_t x_stride, QuantizedOut out, int64_t num_rows, int64_t width, bool is_bf16);
 
+// Of `width` > 0 values per row: the largest, and its lowest index; NaN counts as largest.
+void row_max(const void* x, int64_t stride, int64_t num_rows, int64_t width, bool is_bf16, void* values, int64_t* ids);
+
 struct RopeArgs {
     const void* qkv;       // [tokens, qkv_stride]: query heads, key heads, value heads
     int64_t qkv_stride;
