@@ -49,7 +49,13 @@ def test_project_is_its_parts(
             out_TN = rows_of(wide_TX, outputs).copy_(start_TN)
             expected_TN = start_TN.clone()
             KernelSet.project(
-                kernels, product, x_TE, packed, norm=with_norm, out=expected_TN, accumulate=accumulate
+                kernels,
+                product,
+                x_TE,
+                packed,
+                norm=with_norm,
+                out=expected_TN,
+                accumulate=accumulate,
             )
             got_TN = kernels.project(
                 product, x_TE, packed, norm=with_norm, out=out_TN, accumulate=accumulate
@@ -57,7 +63,9 @@ def test_project_is_its_parts(
             assert got_TN is out_TN and torch.equal(out_TN, expected_TN)
             assert (wide_TX[:, :5] == 7).all() and (wide_TX[:, 5 + outputs :] == 7).all()
         new_TN = kernels.project(product, x_TE, packed, norm=with_norm)
-        assert torch.equal(new_TN, KernelSet.project(kernels, product, x_TE, packed, norm=with_norm))
+        assert torch.equal(
+            new_TN, KernelSet.project(kernels, product, x_TE, packed, norm=with_norm)
+        )
     assert torch.equal(x_TE, before_TE)
 
 
@@ -117,7 +125,11 @@ def test_refusals(native: NativeKernels) -> None:
         native.project(Product.INT8, x_TE[:, :7], int8)
     with pytest.raises(ValueError, match="out"):
         native.project(Product.INT8, x_TE, int8, out=torch.empty(2, 8).bfloat16())
-    for gate_up, down in ((int8, int8), (gated, dense), (gated, native.pack_int8(weight[:, :7], None))):
+    for gate_up, down in (
+        (int8, int8),
+        (gated, dense),
+        (gated, native.pack_int8(weight[:, :7], None)),
+    ):
         with pytest.raises(ValueError, match="gated weights of the same format"):
             native.mlp(Product.INT8, x_TE, norm, gate_up, down)
     narrow = native.pack_int8(weight[:7], None)

@@ -61,4 +61,6 @@ def test_refusals(native: NativeKernels) -> None:
         native.row_max(torch.zeros(2, 0))
     with pytest.raises(ValueError, match="x must be"):
         native.row_max(torch.zeros(4, 3).t())
-    assert native.row_max(torch.tensor([[1.0, 3.0]]).half())[1].tolist() == [1], "torch's dtypes still work"
+    assert native.row_max(torch.tensor([[1.0, 3.0]]).half())[1].tolist() == [1], (
+        "torch's dtypes still work"
+    )

@@ -19,7 +19,9 @@ from tokenrouter.types import RouteTable
 DispatchMode = Literal["auto", "mixed", "queued"]
 
 COMPANY = 3  # `auto`: one in so many tokens of a step is company enough
-MIN_SAVED_FRAC = 0.1  # and less than this share of the waiting tokens' own cost is not worth their latency
+MIN_SAVED_FRAC = (
+    0.1  # and less than this share of the waiting tokens' own cost is not worth their latency
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +92,9 @@ class Dispatcher:
         running = {c for chunks in ready for c in chunks}
         deferred = tuple(c for chunks in queues.values() for c in chunks if c not in running)
         forwards = [tuple(chunks) for chunks in ready]
-        return Work(forwards=(prompts, *forwards) if prompts else tuple(forwards), deferred=deferred)
+        return Work(
+            forwards=(prompts, *forwards) if prompts else tuple(forwards), deferred=deferred
+        )
 
     def _is_ready(self, step: PackedStep, route: int, chunks: list[int]) -> bool:
         waited = max(step.chunks[c].request.waited_steps for c in chunks)

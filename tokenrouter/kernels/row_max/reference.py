@@ -4,6 +4,6 @@ from torch import Tensor
 
 
 def row_max(x_TV: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest values, ``[T]`` in the dtype of ``x_TV``, and their lowest indices, int64 ``[T]``; NaN counts as largest."""
+    """Largest values ``[T]`` (of the dtype of ``x_TV``) and their lowest indices (int64 ``[T]``); NaN is largest."""
     values_T, ids_T = x_TV.max(dim=-1)  # three times as fast as argmax on the CPU
     return values_T, ids_T
