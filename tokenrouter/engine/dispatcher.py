@@ -96,7 +96,7 @@ class Dispatcher:
             forwards=(prompts, *forwards) if prompts else tuple(forwards), deferred=deferred
         )
 
-    def _is_ready(self, step: PackedStep, route: int, chunks: list[int]) -> bool:
+    def _is_ready(self, step: PackedStep, route: int, chunks: Sequence[int]) -> bool:
         waited = max(step.chunks[c].request.waited_steps for c in chunks)
         return len(chunks) >= self.min_batch or waited >= self._max_wait[route]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tokenrouter.kernels import AttentionPlan, KernelSet
 from tokenrouter.models.loader import LoadedModel
-from tokenrouter.types import ForwardBatch
+from tokenrouter.types import ForwardBatch, Segment
 
 
 class TokenOps(Protocol):
@@ -96,7 +96,8 @@ class Decoder:
         qkv_TO = hidden_TE.new_empty(len(batch), config.qkv_size)
         heads_TA = hidden_TE.new_empty(len(batch), config.num_heads * config.head_dim)
         plans = self._plan(batch, arena_SPD[0])
-        pattern, slices = None, []
+        pattern: tuple[Segment, ...] | None = None
+        slices: list[_Slice] = []
         attention_s, marked = 0.0, time.perf_counter()
         for layer, segments in enumerate(batch.segments):
             if segments is not pattern:
