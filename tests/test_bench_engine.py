@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from scripts import bench_engine
-from scripts.bench_engine import Sizes
+from scripts.engine_bench import app, measures
+from scripts.engine_bench import quality as quality_module
+from scripts.engine_bench.quality import quality
+from scripts.engine_bench.setup import Bench, Sizes, build
 from tokenrouter import kernels
 from tokenrouter.kernels import KernelSet
 from tokenrouter.models import tiny_random
@@ -18,30 +20,43 @@ KEYS = {
     "routed_vs_all_high",
     "routed_vs_transformers",
     "all_low_vs_all_high",
+    "shared_high_vs_all_high",
+    "shared_routed_vs_shared_high",
+    "shared_routed_vs_all_high",
+    "shared_routed_vs_transformers",
     "prefill256_low_vs_high",
+    "prefill256_shared_high_vs_high",
     "prefill1024_low_vs_high",
     "prefill1024_high_vs_transformers",
     "prefill1024_low_vs_transformers",
+    "prefill1024_column_sums_frac",
     "decode1_low_vs_high",
+    "decode1_head_low_bandwidth_frac",
     "decode32_low_vs_high",
     "decode32_routed_vs_low",
+    "decode32_shared_routed_vs_low",
+    "decode32_high_vs_reference_kernels",
+    "decode32_received_frac",
 }
+SIGNED = {
+    "prefill1024_column_sums_frac",
+    "decode32_received_frac",
+}  # overheads, below zero in noise
+SHARES = ("routed", "shared_routed")
 VALUES = {
-    "routed_high_frac",
-    "routed_high_frac_prefill",
-    "routed_high_frac_decode",
+    *(f"{name}_high_frac{phase}" for name in SHARES for phase in ("", "_prefill", "_decode")),
     "router_overhead_frac",
-    "routed_kl_mean_nats",
-    "random_kl_mean_nats",
-    "all_high_kl_mean_nats",
-    "all_low_kl_mean_nats",
-    "routed_eval_high_frac",
-    "random_eval_high_frac",
+    "shared_router_overhead_frac",
+    *(
+        f"{name}_kl_mean_nats"
+        for name in (*SHARES, "random", "shared_random", "all_high", "all_low", "shared_high")
+    ),
+    *(f"{name}_eval_high_frac" for name in (*SHARES, "random", "shared_random")),
 }
 
 
 @pytest.fixture(scope="module")
-def bench() -> bench_engine.Bench:
+def bench() -> Bench:
     sizes = Sizes(
         prompt_lengths=(5, 20, 40, 80),
         output_max=10,
@@ -49,13 +64,14 @@ def bench() -> bench_engine.Bench:
         decode_steps=4,
         window_tokens=512,
         num_windows=2,
+        copy_bytes=4096,
     )
-    return bench_engine.build(tiny_random(), tiny_hf(), sizes, repeats=2, high_frac=0.1)
+    return build(tiny_random(), tiny_hf(), sizes, repeats=2, high_frac=0.1)
 
 
 @pytest.fixture(scope="module")
-def result(bench: bench_engine.Bench) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.dumps(bench_engine.run(bench), allow_nan=False))
+def result(bench: Bench) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(app.run(bench), allow_nan=False))
     return found
 
 
@@ -68,11 +84,12 @@ def test_every_key_that_others_read_is_there(result: dict[str, Any]) -> None:
 def test_every_ratio_lies_within_its_turns(result: dict[str, Any]) -> None:
     assert set(result["ranges"]) == KEYS
     for key, (smallest, largest) in result["ranges"].items():
-        assert 0.0 < smallest <= result[key] <= largest, key
+        assert smallest <= result[key] <= largest, key
+        assert smallest > (-1.0 if key in SIGNED else 0.0), key
 
 
 def test_random_has_the_share_that_the_rules_have_on_the_same_windows(
-    result: dict[str, Any], bench: bench_engine.Bench, monkeypatch: pytest.MonkeyPatch
+    result: dict[str, Any], bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had the budget's nominal share, which the rules miss on windows longer than a request."""
     shares: list[float] = []
@@ -82,9 +99,9 @@ def test_random_has_the_share_that_the_rules_have_on_the_same_windows(
             super().__init__(high_frac=high_frac)
             shares.append(high_frac)
 
-    monkeypatch.setattr(bench_engine, "RandomRouter", Recorded)
-    again = bench_engine.quality(bench)
-    assert shares == [again["routed_eval_high_frac"]] and shares[0] != 0.1
+    monkeypatch.setattr(quality_module, "RandomRouter", Recorded)
+    again = quality(bench)
+    assert shares == [again[f"{name}_eval_high_frac"] for name in SHARES] and shares[0] != 0.1
     assert again["random_eval_high_frac"] == pytest.approx(shares[0], abs=0.03)
     assert again["routed_kl_mean_nats"] == pytest.approx(result["routed_kl_mean_nats"])
 
@@ -97,7 +114,7 @@ def test_the_reference_runs_on_the_chosen_kernels(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(kernels, "_native_or_reference", auto)
     sizes = Sizes(prompt_lengths=(5,), output_max=10)
-    bench = bench_engine.build(
+    bench = build(
         tiny_random(),
         tiny_hf(),
         sizes,
@@ -106,21 +123,21 @@ def test_the_reference_runs_on_the_chosen_kernels(monkeypatch: pytest.MonkeyPatc
         backend="reference",
         dtype="float32",
     )
-    assert bench.reference.pool.kernels.name == "reference"
+    assert bench.float32.pool.kernels.name == "reference"
 
 
 def test_ratios_show_their_spread(capsys: pytest.CaptureFixture[str]) -> None:
-    bench_engine.ratios({"a": [1.0, 2.0, 4.0], "b": [4.0, 4.0, 4.0]}, a_vs_b=("a", "b"))
+    measures.ratios({"a": [1.0, 2.0, 4.0], "b": [4.0, 4.0, 4.0]}, a_vs_b=("a", "b"))
     assert "a_vs_b" in (shown := capsys.readouterr().out) and "2.000   [1.000, 4.000]" in shown
 
 
-def test_only_pools_with_both_paths_can_be_chosen(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["bench_engine.py", "--pool", "full"])
-    with pytest.raises(SystemExit):
-        bench_engine.parse_arguments()
-    assert "choose from" in (shown := capsys.readouterr().err) and "int8" in shown
+def test_overheads_are_shares_of_the_time_without(capsys: pytest.CaptureFixture[str]) -> None:
+    """A ratio of rates where a share was asked for."""
+    found = measures.overheads({"a": [1.1, 2.2, 4.4], "b": [1.0, 2.0, 4.0]}, more=("a", "b"))
+    assert found["more"].median == pytest.approx(0.1) and "more" in capsys.readouterr().out
+
+
+def test_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["bench_engine.py", "--backend", "reference", "--quick"])
-    chosen = bench_engine.parse_arguments()
-    assert (chosen.pool, chosen.backend, chosen.quick) == ("int8", "reference", True)
+    chosen = app.parse_arguments("")
+    assert (chosen.backend, chosen.quick, chosen.repeats) == ("reference", True, 5)

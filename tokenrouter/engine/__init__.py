@@ -3,6 +3,7 @@
 from tokenrouter.engine.build import EngineOptions, build_engine
 from tokenrouter.engine.engine import LLMEngine
 from tokenrouter.engine.llm import LLM
+from tokenrouter.engine.observation import ObserveOptions
 from tokenrouter.engine.stats import EngineStats
 
-__all__ = ["LLM", "EngineOptions", "EngineStats", "LLMEngine", "build_engine"]
+__all__ = ["LLM", "EngineOptions", "EngineStats", "LLMEngine", "ObserveOptions", "build_engine"]

@@ -10,6 +10,7 @@ from tokenrouter.engine.dispatcher import Dispatcher, DispatchMode
 from tokenrouter.engine.engine import EngineParts, LLMEngine
 from tokenrouter.engine.executable import ExecutableRoutes, executable_routes
 from tokenrouter.engine.live import LiveRequests
+from tokenrouter.engine.observation import ObserveOptions, Observer
 from tokenrouter.engine.runner import Runner
 from tokenrouter.engine.sampler import Sampler
 from tokenrouter.engine.stats import EngineStats
@@ -42,6 +43,7 @@ class EngineOptions:
         max_wait_steps: queued: the most steps that a decode token waits for company.
         seed: of the random stream shared by requests without a seed of their own.
         log_decisions: keep every decision for decisions.parquet.
+        observe: attention statistics, which ``LLMEngine.attention_received`` hands out; None: none are taken.
 
     Raises:
         ValueError: an option outside its range, or two that contradict each other. All that can be known without the
@@ -58,6 +60,7 @@ class EngineOptions:
     max_wait_steps: int = 4
     seed: int = 0
     log_decisions: bool = False
+    observe: ObserveOptions | None = None
 
     def __post_init__(self) -> None:
         for name, choices in (("scheduler", SchedulerName), ("dispatch", DispatchMode)):
@@ -109,6 +112,7 @@ def build_engine(
     routes = executable_routes(router, model.config.num_layers, pool.executors)
     layer_groups = _layer_groups(model.config.num_layers)
     kv_pool, arena = _memory(model, options, num_groups=max(layer_groups) + 1)
+    observer = Observer(options.observe, model.config.num_layers) if options.observe else None
     return LLMEngine(
         EngineParts(
             router=router,
@@ -127,7 +131,9 @@ def build_engine(
                 arena,
                 ForwardBuilder(routes.table, model.config.num_layers, kv_pool),
                 heads=[name if pool.lm_head == "low" else "high" for name in routes.executors],
+                observer=observer,
             ),
+            observer=observer,
             sampler=Sampler(model.config.vocab_size, options.seed, pool.kernels),
             pool=kv_pool,
             arena=arena,

@@ -8,6 +8,7 @@ from tokenrouter.engine.decider import Decider, StepDecision
 from tokenrouter.engine.decision_log import DecisionRecorder
 from tokenrouter.engine.dispatcher import Dispatcher, Work
 from tokenrouter.engine.live import LiveRequests
+from tokenrouter.engine.observation import Observer, Received
 from tokenrouter.engine.runner import Runner
 from tokenrouter.engine.sampler import Sampler
 from tokenrouter.engine.stats import EngineStats, StepTimes
@@ -37,6 +38,7 @@ class EngineParts:
     live: LiveRequests
     stats: EngineStats
     recorder: DecisionRecorder | None
+    observer: Observer | None
 
 
 class LLMEngine:
@@ -168,6 +170,16 @@ class LLMEngine:
     def decisions(self) -> DecisionRecorder | None:
         """The decision log, when it was asked for."""
         return self._parts.recorder
+
+    @property
+    def attention_received(self) -> Received:
+        """Of the last step: per request id and layer, how much attention each of its tokens received.
+
+        Float32, one value per token: summed over the queries that ``EngineOptions.observe`` asks for, mean over heads
+        (one decode token gives 1 in all). Empty where nothing was asked for; a preempted request's tokens report again.
+        """
+        observer = self._parts.observer
+        return {} if observer is None else observer.received()
 
     def _record(self, step: PackedStep, decision: StepDecision) -> None:
         """Before the forward: a step that is tried again finds its tokens decided."""

@@ -46,6 +46,20 @@ class ForwardTimes:
 
 
 @dataclass(slots=True)
+class Observation:
+    """Attention that a request's entries receive in a forward.
+
+    Attributes:
+        num_queries: per layer that reports, how many of the last queries of each request count, at least 1.
+        received: filled by the forward, per such layer: float32, the visible entries of all requests side by side, in
+            the order of the forward's AttentionBatch; summed over the queries, mean over heads.
+    """
+
+    num_queries: Mapping[int, int]
+    received: dict[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class _Slice:
     """One executor's rows of the forward's buffers, and the seconds that they took."""
 
@@ -77,6 +91,7 @@ class Decoder:
         executors: Mapping[str, TokenOps],
         arena_SPD: Sequence[Tensor],
         times: ForwardTimes,
+        observation: Observation | None = None,
     ) -> Tensor:
         """Runs all layers and writes each token's KV to its slot.
 
@@ -86,6 +101,7 @@ class Decoder:
             arena_SPD: the KV arena, a tensor per layer; the last slot is the null slot. Rows of the batch's slots are
                 overwritten.
             times: this forward's times are added to it.
+            observation: which layers report the attention that entries receive, and where to.
 
         Returns:
             Hidden states ``[T, E]`` after the last layer, before the final norm.
@@ -95,7 +111,7 @@ class Decoder:
         cos_TD, sin_TD = weights.cos_ND[batch.positions_T], weights.sin_ND[batch.positions_T]
         qkv_TO = hidden_TE.new_empty(len(batch), config.qkv_size)
         heads_TA = hidden_TE.new_empty(len(batch), config.num_heads * config.head_dim)
-        plans = self._plan(batch, arena_SPD[0])
+        plans = self._plan(batch, arena_SPD[0], observation)
         pattern: tuple[Segment, ...] | None = None
         slices: list[_Slice] = []
         attention_s, marked = 0.0, time.perf_counter()
@@ -112,9 +128,16 @@ class Decoder:
                 before, marked = marked, time.perf_counter()
                 part.seconds += marked - before
             group = self._groups[layer]
-            slots_T, plan = batch.kv[group].slots_T, plans[group, config.windows[layer]]
+            slots_T, plan = batch.kv[group].slots_T, plans[layer]
             self._kernels.attend(
-                qkv_TO, cos_TD, sin_TD, slots_T, arena_SPD[layer], plan, out=heads_TA
+                qkv_TO,
+                cos_TD,
+                sin_TD,
+                slots_T,
+                arena_SPD[layer],
+                plan,
+                out=heads_TA,
+                received=observation.received.get(layer) if observation else None,
             )
             before, marked = marked, time.perf_counter()
             attention_s += marked - before
@@ -128,12 +151,18 @@ class Decoder:
         return hidden_TE
 
     def _plan(
-        self, batch: ForwardBatch, kv_SPD: Tensor
-    ) -> dict[tuple[int, int | None], AttentionPlan]:
-        """One plan per layer group and sliding window that occur together; all layers are like ``kv_SPD``."""
+        self, batch: ForwardBatch, kv_SPD: Tensor, observation: Observation | None
+    ) -> list[AttentionPlan]:
+        """Each layer's plan, one for all layers of a group, window and number of observed queries; makes room for
+        what they report. All layers of the arena are like ``kv_SPD``."""
         config = self.config
-        return {
-            (group, window): self._kernels.plan_attention(
+        observed = observation.num_queries if observation else {}
+        layers: dict[tuple[int, int | None, int], list[int]] = {}
+        for layer, (group, window) in enumerate(zip(self._groups, config.windows, strict=True)):
+            layers.setdefault((group, window, observed.get(layer, 0)), []).append(layer)
+        plans: dict[int, AttentionPlan] = {}
+        for (group, window, num_queries), alike in layers.items():
+            plan = self._kernels.plan_attention(
                 batch.kv[group].attention,
                 num_slots=kv_SPD.shape[0],
                 num_heads=config.num_heads,
@@ -142,9 +171,13 @@ class Decoder:
                 scale=self._scale,
                 dtype=kv_SPD.dtype,
                 window=window,
+                observe_queries=num_queries,
             )
-            for group, window in set(zip(self._groups, config.windows, strict=True))
-        }
+            plans |= dict.fromkeys(alike, plan)
+            if observation and num_queries:
+                room = torch.empty(len(alike), plan.received_size)
+                observation.received |= zip(alike, room.unbind(), strict=True)
+        return [plans[layer] for layer in range(config.num_layers)]
 
 
 def _add_up(times: ForwardTimes, slices: Sequence[_Slice]) -> None:

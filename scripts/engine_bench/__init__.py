@@ -1,0 +1,1 @@
+"""What ``bench_engine.py`` is made of."""
