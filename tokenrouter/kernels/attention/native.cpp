@@ -140,26 +140,11 @@ void AttentionPlan::run(const AttentionRun& asked) {
     for (size_t r = 0; r < requests_.size(); ++r) open_items_[r] = num_request_items_[r];
     if (num_panels_) pack(run, panels);
     std::atomic<size_t> next{0};
+    const size_t claim = items_per_claim();
     const auto work = [&](int64_t, int64_t) {
-        for (size_t i = next++; i < items_.size(); i = next++) {
-            const AttentionItem& item = items_[i];
-            const AttentionRequest& request = requests_[size_t(item.request)];
-            if (request.num_queries == 1) {
-                decode_item(shape_, request, item, run, part_at(shape_, parts, item.part, observed));
-            } else {
-                float* sums = observed && item.part >= 0
-                                  ? columns + column_offset_[size_t(item.request)] + item.part * request.num_keys
-                                  : nullptr;
-                prefill_item(shape_, request, item, run, packed(item.request, item.group, panels), sums,
-                             observed_row(item.request));
-            }
-            if (--open_items_[size_t(item.request)] > 0) continue;
-            if (request.num_queries == 1) {
-                finish_decode(run, item.request, parts);
-            } else if (observed) {
-                finish_columns(run, item.request, columns);
-            }
-        }
+        for (size_t first = next.fetch_add(claim); first < items_.size(); first = next.fetch_add(claim))
+            for (size_t i = first; i < std::min(first + claim, items_.size()); ++i)
+                run_item(run, items_[i], parts, columns, panels);
     };
     const int64_t threads = std::min<int64_t>(at::get_num_threads(), int64_t(items_.size()));
     int64_t cost = 0;
@@ -168,6 +153,33 @@ void AttentionPlan::run(const AttentionRun& asked) {
         work(0, 1);
     } else {
         at::parallel_for(0, threads, 1, work);
+    }
+}
+
+// Neighbouring ranges of a request are best read by one thread, which has asked for the next one's entries already.
+size_t AttentionPlan::items_per_claim() const {
+    if (num_panels_) return 1;
+    return size_t(std::clamp<int64_t>(int64_t(items_.size()) / (4 * at::get_num_threads()), 1, 4));
+}
+
+void AttentionPlan::run_item(const AttentionRun& run, const AttentionItem& item, float* parts, float* columns,
+                             uint8_t* panels) {
+    const AttentionRequest& request = requests_[size_t(item.request)];
+    const bool observed = run.received != nullptr;
+    if (request.num_queries == 1) {
+        decode_item(shape_, request, item, run, part_at(shape_, parts, item.part, observed));
+    } else {
+        float* sums = observed && item.part >= 0
+                          ? columns + column_offset_[size_t(item.request)] + item.part * request.num_keys
+                          : nullptr;
+        prefill_item(shape_, request, item, run, packed(item.request, item.group, panels), sums,
+                     observed_row(item.request));
+    }
+    if (--open_items_[size_t(item.request)] > 0) return;
+    if (request.num_queries == 1) {
+        finish_decode(run, item.request, parts);
+    } else if (observed) {
+        finish_columns(run, item.request, columns);
     }
 }
 

@@ -72,7 +72,7 @@ void decode_item(const AttentionShape& shape, const AttentionRequest& request, c
                  const AttentionRun& run, const DecodePart& part);
 
 // Puts the ranges of a request together, each weighing exp(its largest score - the largest of all). `counts`: keys of
-// each; `scratch` [num_parts]; `out` [H * D]; `received` [sum of counts] or null: is added to, mean over heads.
+// each; `scratch` [num_parts]; `out` [H * D]; `received` [sum of counts] or null: mean over heads. Parts are used up.
 void merge_parts(const AttentionShape& shape, const DecodePart* parts, int64_t num_parts, const int64_t* counts,
                  float* scratch, void* out, float* received);
 
@@ -107,6 +107,8 @@ class AttentionPlan {
     int64_t observed_row(int64_t request) const;
     PackedKeys packed(int64_t request, int64_t group, uint8_t* panels) const;
     void pack(const AttentionRun& run, uint8_t* panels);
+    size_t items_per_claim() const;
+    void run_item(const AttentionRun& run, const AttentionItem& item, float* parts, float* columns, uint8_t* panels);
     void finish_decode(const AttentionRun& run, int64_t request, float* parts);
     void finish_columns(const AttentionRun& run, int64_t request, const float* columns);
 

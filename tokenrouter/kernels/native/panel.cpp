@@ -1,6 +1,8 @@
 // See panel.h. The micro-kernels: tiles, 512-bit dot products, 256-bit, plain.
 #include "native/panel.h"
 
+#include "native/tiles.h"
+
 #include <algorithm>
 
 #if defined(__x86_64__)
@@ -175,12 +177,6 @@ void bf16_avx512(const PanelArgs& p, void* out) { by_rows(kBf16Rows, p, out); }
 // ---- tiles ----------------------------------------------------------------------------------------------------------
 
 // Tiles 0 to 3: sums (rows 0-15 and 16-31 by channels 0-15 and 16-31), 4 and 5: activations, 6 and 7: weights.
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t columns[16] = {};
-    uint8_t rows[16] = {};
-};
-
 TR_AMX void configure(int64_t rows) {
     TileConfig config;
     const uint8_t top = uint8_t(std::min<int64_t>(rows, 16)), bottom = uint8_t(rows > 16 ? rows - 16 : 1);
@@ -189,8 +185,7 @@ TR_AMX void configure(int64_t rows) {
         config.columns[i] = 64;
         config.rows[i] = heights[i];
     }
-    __asm__ volatile("" : : "r"(&config) : "memory");  // gcc 12 takes only the first 8 bytes for an input
-    _tile_loadconfig(&config);
+    load(config);
 }
 
 TR_AMX void release() { _tile_release(); }

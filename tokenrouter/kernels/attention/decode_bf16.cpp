@@ -1,0 +1,257 @@
+// Decode attention by bf16 dot products, for processors that have them (avx512).
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "attention/decode.h"
+
+#if TR_X86
+#include <immintrin.h>
+
+namespace tr {
+namespace {
+
+constexpr int64_t kChunk = 32;      // keys between two rescalings
+constexpr int64_t kAheadKeys = 32;  // how far ahead of a chunk entries are asked for
+
+// Asks for entries ahead, line by line, into the second cache. A chunk's share is spread over its scores and its values, so that
+// memory is as busy while it computes as the bandwidth allows: in bursts, requests wait for each other and then for the
+// next burst.
+class Fetcher {
+  public:
+    Fetcher(const AttentionShape& shape, const Range& range) : range_(range), lines_(range.stride * 2 / 64) {
+        const int64_t passes = shape.num_groups * ((shape.repeat() + 2) / 3);
+        per_scores = share(3, shape.num_heads * (kChunk / 16));
+        per_pair = share(5, passes * (kChunk / 2));
+        open(kAheadKeys);
+    }
+
+    int64_t per_scores, per_pair;  // lines to ask for beside 16 scores of a head, and beside a pair of values
+
+    void start_chunk(int64_t k0) { stop_ = std::min(k0 + kChunk + kAheadKeys, range_.ahead); }
+
+    TR_INLINE void fetch(int64_t count) {
+        for (; count > 0 && key_ < stop_; --count) {
+            __builtin_prefetch(at_ + line_ * 64, 0, 2);
+            if (++line_ == lines_) open(key_ + 1);
+        }
+    }
+
+  private:
+    const Range& range_;
+    int64_t lines_, line_ = 0, key_ = 0, stop_ = 0;
+    const char* at_ = nullptr;
+
+    int64_t share(int64_t eighths, int64_t calls) const {
+        return (kChunk * lines_ * eighths + 8 * calls - 1) / (8 * calls);
+    }
+
+    TR_INLINE void open(int64_t key) {
+        key_ = key;
+        line_ = 0;
+        if (key < range_.ahead) at_ = reinterpret_cast<const char*>(range_.key<uint16_t>(key, 0));
+    }
+};
+
+TR_AVX512 inline __m512 add_lo_hi(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+}
+
+TR_AVX512 inline __m512 add_pairs(__m512 a, __m512 b) {
+    const __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
+    return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+}
+
+TR_AVX512 inline __m512 add_quarters(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+
+// Lane i: the sum of v[i].
+TR_AVX512 inline __m512 sums_of(const __m512* v) {
+    __m512 u[4];
+    for (int i = 0; i < 4; ++i)
+        u[i] = add_pairs(add_lo_hi(v[4 * i], v[4 * i + 1]), add_lo_hi(v[4 * i + 2], v[4 * i + 3]));
+    return add_quarters(add_quarters(u[0], u[1]), add_quarters(u[2], u[3]));
+}
+
+// Scores of one head for 16 keys from k0 on (the last key again beyond the range). N: head_dim / 32.
+template <int N>
+TR_AVX512 inline __m512 scores_avx512(const Range& range, int64_t key, const uint16_t* q, int64_t k0) {
+    __m512 dots[16];
+    for (int64_t i = 0; i < 16; ++i) {
+        const uint16_t* row = range.key<uint16_t>(std::min(k0 + i, range.count - 1), key);
+        dots[i] = _mm512_setzero_ps();
+        for (int n = 0; n < N; ++n)
+            dots[i] = _mm512_dpbf16_ps(dots[i], (__m512bh)_mm512_loadu_si512(q + 32 * n),
+                                       (__m512bh)_mm512_loadu_si512(row + 32 * n));
+    }
+    return sums_of(dots);
+}
+
+// ---- one chunk of keys ------------------------------------------------------------------------------------------------
+
+// What one head has seen so far.
+struct Running {
+    float largest, sum;
+    float* values;      // [D], quarters of interleaved halves until the end
+    uint32_t* weights;  // where pairs of them are kept, a chunk after the other, or null
+    float* tops;        // and the largest score that each chunk's weights are relative to
+};
+
+// Scores of a chunk to weights, as bf16 pairs of neighbouring keys; what was summed up before is rescaled.
+TR_AVX512 inline float soften_chunk(const __m512* s, float scale, Running& head, uint32_t* pairs) {
+    __m512 top = s[0];
+    for (int i = 1; i < kChunk / 16; ++i) top = _mm512_max_ps(top, s[i]);
+    const float largest = std::max(head.largest, max_of((f32x16)top) * scale);
+    f32x16 p[kChunk / 16];
+    for (int i = 0; i < kChunk / 16; ++i)
+        p[i] = exp2_for_bf16<Avx512>((f32x16)s[i] * (scale * kLog2e) - largest * kLog2e);
+    const float rescale = largest == head.largest ? 1.0f : std::exp(head.largest - largest);
+    head.largest = largest;
+    f32x16 total = p[0];
+    for (int i = 1; i < kChunk / 16; ++i) total += p[i];
+    head.sum = head.sum * rescale + sum16(total);
+    for (int i = 0; i < kChunk / 32; ++i)
+        _mm512_storeu_si512(pairs + 16 * i, (__m512i)_mm512_cvtne2ps_pbh((__m512)p[2 * i + 1], (__m512)p[2 * i]));
+    return rescale;
+}
+
+// Adds the weighted values of a chunk, two keys at a time: interleaved they meet a pair of weights, which R heads share.
+template <int R, int N>
+TR_AVX512 inline void add_values(const Range& range, int64_t value, int64_t k0, const uint32_t (*pairs)[kChunk / 2],
+                                 const float* rescale, Running* heads, Fetcher& fetcher) {
+    __m512 acc[R][N][2];
+    for (int r = 0; r < R; ++r)
+        for (int n = 0; n < N; ++n)
+            for (int half = 0; half < 2; ++half)
+                acc[r][n][half] = _mm512_mul_ps(_mm512_loadu_ps(heads[r].values + 32 * n + 16 * half),
+                                                _mm512_set1_ps(rescale[r]));
+    for (int64_t i = 0; i < kChunk / 2 && k0 + 2 * i < range.count; ++i) {
+        const int64_t k = k0 + 2 * i;
+        const uint16_t* v0 = range.key<uint16_t>(k, value);
+        const uint16_t* v1 = range.key<uint16_t>(std::min(k + 1, range.count - 1), value);
+        fetcher.fetch(fetcher.per_pair);
+        for (int n = 0; n < N; ++n) {
+            const __m512i a = _mm512_loadu_si512(v0 + 32 * n), b = _mm512_loadu_si512(v1 + 32 * n);
+            const __m512bh low = (__m512bh)_mm512_unpacklo_epi16(a, b);
+            const __m512bh high = (__m512bh)_mm512_unpackhi_epi16(a, b);
+            for (int r = 0; r < R; ++r) {
+                const __m512bh pair = (__m512bh)_mm512_set1_epi32(int32_t(pairs[r][i]));
+                acc[r][n][0] = _mm512_dpbf16_ps(acc[r][n][0], low, pair);
+                acc[r][n][1] = _mm512_dpbf16_ps(acc[r][n][1], high, pair);
+            }
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int n = 0; n < N; ++n)
+            for (int half = 0; half < 2; ++half)
+                _mm512_storeu_ps(heads[r].values + 32 * n + 16 * half, acc[r][n][half]);
+}
+
+// One chunk for R heads of a group.
+template <int R, int N>
+TR_AVX512 void chunk_avx512(const Range& range, int64_t key, int64_t k0, const uint16_t* q, float scale,
+                            Running* heads, Fetcher& fetcher) {
+    alignas(64) uint32_t pairs[R][kChunk / 2];
+    float rescale[R];
+    const int64_t left = range.count - k0;
+    for (int r = 0; r < R; ++r) {
+        __m512 s[kChunk / 16];
+        for (int i = 0; i < kChunk / 16; ++i) {
+            const int64_t count = std::min<int64_t>(16, left - 16 * i);
+            s[i] = _mm512_set1_ps(-INFINITY);
+            if (count <= 0) continue;
+            fetcher.fetch(fetcher.per_scores);
+            const __mmask16 seen = __mmask16((1u << count) - 1);
+            s[i] = _mm512_mask_mov_ps(s[i], seen, scores_avx512<N>(range, key, q + r * 32 * N, k0 + 16 * i));
+        }
+        rescale[r] = soften_chunk(s, scale, heads[r], pairs[r]);
+        if (!heads[r].weights) continue;
+        std::memcpy(heads[r].weights + k0 / 2, pairs[r], sizeof pairs[r]);
+        heads[r].tops[k0 / kChunk] = heads[r].largest;
+    }
+    add_values<R, N>(range, key + range.value_offset, k0, pairs, rescale, heads, fetcher);
+}
+
+// Values come interleaved: quarter i of a low half holds values 8i .. 8i + 3, of a high half the next four.
+TR_AVX512 void straighten(float* values, int64_t dim) {
+    for (int64_t d = 0; d < dim; d += 32) {
+        float mixed[32];
+        std::memcpy(mixed, values + d, sizeof mixed);
+        for (int i = 0; i < 4; ++i) {
+            std::memcpy(values + d + 8 * i, mixed + 4 * i, 16);
+            std::memcpy(values + d + 8 * i + 4, mixed + 16 + 4 * i, 16);
+        }
+    }
+}
+
+// Kept weights, all relative to the largest score of the range.
+TR_AVX512 void weigh(const Running& head, int64_t count, float* weights) {
+    for (int64_t k0 = 0; k0 < count; k0 += kChunk) {
+        const float by = std::exp(head.tops[k0 / kChunk] - head.largest);
+        const bf16* kept = reinterpret_cast<const bf16*>(head.weights) + k0;
+        for (int64_t k = 0; k < kChunk; k += kLanes) store16<Avx512>(weights + k0 + k, load16<Avx512>(kept + k) * by);
+    }
+}
+
+template <int N>
+TR_AVX512 void decode_heads(const AttentionShape& shape, const Range& range, const uint16_t* q,
+                            const DecodePart& part) {
+    static thread_local std::vector<Running> state;
+    static thread_local std::vector<uint32_t> weights;
+    static thread_local std::vector<float> tops;
+    constexpr int64_t chunks = kSplitKeys / kChunk;
+    const int64_t dim = shape.head_dim, repeat = shape.repeat();
+    state.clear();
+    for (int64_t h = 0; h < shape.num_heads; ++h) {
+        std::memset(part.values + h * dim, 0, size_t(dim) * sizeof(float));
+        state.push_back({-INFINITY, 0.0f, part.values + h * dim, nullptr, nullptr});
+    }
+    if (part.weights) {
+        weights.resize(size_t(shape.num_heads * kSplitKeys / 2));
+        tops.resize(size_t(shape.num_heads * chunks));
+        for (int64_t h = 0; h < shape.num_heads; ++h) {
+            state[size_t(h)].weights = weights.data() + h * kSplitKeys / 2;
+            state[size_t(h)].tops = tops.data() + h * chunks;
+        }
+    }
+    Fetcher fetcher(shape, range);
+    for (int64_t k0 = 0; k0 < range.count; k0 += kChunk) {
+        fetcher.start_chunk(k0);
+        for (int64_t g = 0; g < shape.num_groups; ++g) {
+            for (int64_t h = g * repeat, end = h + repeat; h < end; h += 3) {
+                const auto chunk = end - h >= 3   ? chunk_avx512<3, N>
+                                   : end - h == 2 ? chunk_avx512<2, N>
+                                                  : chunk_avx512<1, N>;
+                chunk(range, g * dim, k0, q + h * dim, shape.scale, state.data() + h, fetcher);
+            }
+        }
+    }
+    for (int64_t h = 0; h < shape.num_heads; ++h) {
+        straighten(part.values + h * dim, dim);
+        part.largest[h] = state[size_t(h)].largest;
+        part.sum[h] = state[size_t(h)].sum;
+        if (part.weights) weigh(state[size_t(h)], range.count, part.weights + h * kSplitKeys);
+    }
+}
+
+}  // namespace
+
+bool decode_bf16_pairs(const AttentionShape& shape, const Range& range, const uint16_t* q, const DecodePart& part) {
+    if (isa() < Isa::avx512 || range.count == 0) return false;
+    switch (shape.head_dim) {
+        case 32: decode_heads<1>(shape, range, q, part); return true;
+        case 64: decode_heads<2>(shape, range, q, part); return true;
+        case 96: decode_heads<3>(shape, range, q, part); return true;
+        case 128: decode_heads<4>(shape, range, q, part); return true;
+        default: return false;
+    }
+}
+
+}  // namespace tr
+#else
+namespace tr {
+bool decode_bf16_pairs(const AttentionShape&, const Range&, const uint16_t*, const DecodePart&) { return false; }
+}  // namespace tr
+#endif
