@@ -15,7 +15,7 @@ from scripts.kernel_bench.app import all_cases, head, line, parse_arguments
 from scripts.kernel_bench.case import LIBRARY, NATIVE, REFERENCE, SEPARATE, Case, Result, Turn
 from scripts.kernel_bench.roofline import Level, Machine, Roofline, Work
 from scripts.kernel_bench.shapes import QUICK, Shapes, parse_shapes
-from tokenrouter.kernels import KernelSet, QuantizedRows, ReferenceKernels, select
+from tokenrouter.kernels import KernelSet, Product, QuantizedRows, ReferenceKernels, select
 from tokenrouter.telemetry import Spread
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,14 +47,26 @@ def values(result: Tensor | QuantizedRows | tuple[Tensor, Tensor]) -> Tensor:
     return result.float().clone()
 
 
+def result_of(case: Case, call: Any) -> Tensor:
+    """What a call returns; of ``mlp`` what it makes of its hidden states, which are put back."""
+    if case.operator != "mlp":
+        return values(call())
+    x_TE = call.args[1]
+    before_TE = x_TE.clone()
+    assert call() is None
+    result_TE = values(x_TE)
+    x_TE.copy_(before_TE)
+    return result_TE
+
+
 def test_implementations_compute_the_same_on_every_copy() -> None:
     """A speed-up over an operator that computes something else; copies that are not the same work."""
     for case in cases():
-        expected = values(case.calls[REFERENCE][0]())
+        expected = result_of(case, case.calls[REFERENCE][0])
         assert expected.abs().max() > 0, case
         for name, calls in case.calls.items():
             for call in (calls[0], calls[-1]):
-                found = values(call()).view(expected.shape)
+                found = result_of(case, call).view(expected.shape)
                 error = (found - expected).abs().max() / expected.abs().max()
                 assert error < 0.02, (case.operator, case.size, name, error)
 
@@ -72,12 +84,19 @@ def test_attention_received_is_written_by_each_implementation() -> None:
 
 
 def test_every_operator_of_the_contract_is_measured() -> None:
-    """An operator that joins the contract and is never measured."""
+    """An operator that joins the contract and is never measured, be it abstract or one that a backend may fuse."""
     found = cases()
     measured = {case.operator for case in found}
     assert measured == {
-        name for name in KernelSet.__abstractmethods__ if not name.startswith(("pack_", "plan_"))
+        name
+        for name, value in vars(KernelSet).items()
+        if callable(value) and not name.startswith(("_", "pack_", "plan_"))
     }
+    assert measured > {"project", "mlp", "attend"}, "what the engine runs"
+    for operator in ("project", "mlp"):
+        sizes = [case.size for case in found if case.operator == operator]
+        for product in Product:
+            assert any(f" {product.value}," in size for size in sizes), (operator, product)
     products = [case for case in found if "matmul" in case.operator]
     linears = {linear.name for linear in (*TINY.linears, TINY.lm_head)}
     assert {case.size.split()[0] for case in products} == linears
@@ -93,7 +112,9 @@ def memory_of(case: Case) -> set[int]:
         return {call.args[3].weight.data_ptr() for call in calls}
     if "matmul" in case.operator:
         return {call.args[1].weight.data_ptr() for call in calls}
-    index = {"attention": 1, "rope_store_kv": 4}.get(case.operator)
+    if case.operator in ("project", "mlp"):
+        return {call.args[-1].weight.data_ptr() for call in calls}
+    index = {"attention": 1, "rope_store_kv": 4, "attend": 4}.get(case.operator)
     return {call.args[index].data_ptr() for call in calls} if index else set()
 
 
@@ -103,6 +124,9 @@ def test_weights_and_entries_rotate_unless_cached() -> None:
         alone = "matmul" not in rotating.operator and rotating.operator not in (
             "attention",
             "rope_store_kv",
+            "project",
+            "mlp",
+            "attend",
         )
         assert len(memory_of(cached)) == (0 if alone else 1), cached.size
         assert alone or len(memory_of(rotating)) > 1, rotating.size
@@ -117,6 +141,10 @@ def test_copies_of_a_linear_take_the_memory_of_all_layers() -> None:
     for linear in (*shapes.linears, shapes.lm_head):
         copied = shapes.copies(linear) * linear.num_weights
         assert whole <= copied < whole + linear.num_weights, linear.name
+    both = shapes.linears[2:]
+    assert shapes.copies(*both) < min(map(shapes.copies, both)), (
+        "two linears are one after the other"
+    )
 
 
 def test_a_turn_goes_on_where_the_last_one_stopped() -> None:
@@ -165,6 +193,16 @@ def test_work_of_known_operators() -> None:
     decode = found["attention", "decode 3 x 40"]
     assert decode.bf16_ops == 4 * 4 * 16 * 3 * 40
     assert decode.working_set_bytes > 2 * 3 * 40 * 4 * 16 * 2
+    project = found["project", "qkv 64 to 128, normed, int8_matmul, 1 rows"]
+    assert (project.read_bytes, project.written_bytes) == (128 * 64 + 2 * 64, 2 * 128)
+    assert (project.bf16_ops, project.int8_ops) == (0, 2 * 128 * 64)
+    mlp = found["mlp", "64 to 96, matmul, 32 rows"]
+    assert mlp.read_bytes == 2 * (3 * 96 * 64 + 32 * 64) and mlp.written_bytes == 2 * 32 * 64
+    assert (mlp.bf16_ops, mlp.int8_ops) == (2 * 32 * 3 * 96 * 64, 0)
+    attend = found["attend", "decode 3 x 40"]
+    assert attend.bf16_ops == decode.bf16_ops
+    assert attend.written_bytes == 2 * 3 * (4 * 16 + 4 * 16)
+    assert attend.read_bytes == 2 * (3 * 39 * 4 * 16 + 3 * (128 + 2 * 16)) + 8 * (3 + 3 * 40)
 
 
 def test_a_line_fits_the_head_and_says_what_is_missing() -> None:

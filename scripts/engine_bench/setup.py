@@ -55,6 +55,8 @@ class Bench:
 
     Attributes:
         ids: of the evaluation text.
+        held_out: ids of the other side of the text, on which thresholds are set.
+        high_frac: the routed systems' budget.
         systems: what serves the requests: all_high, all_low and routed on the pool int8; shared_high and shared_routed
             on int8_shared.
         observed: all_high with attention statistics: of decode in all layers, and of the last queries of prompts in a
@@ -68,6 +70,8 @@ class Bench:
     sizes: Sizes
     repeats: int
     ids: list[int]
+    held_out: list[int]
+    high_frac: float
     requests: list[RequestSpec]
     passages: list[list[int]]
     pools: Mapping[str, ExecutorPool]
@@ -78,6 +82,10 @@ class Bench:
     reference_kernels: LLM
     float32: LLM
     peer: TransformersPeer
+
+    def routed(self) -> RuleRouter:
+        """The routed systems' router, without thresholds: no two engines share an instance."""
+        return RuleRouter(budget=Budget(high_frac=self.high_frac))
 
     def llm(self, router: Router | str, pool: str, **options: Any) -> LLM:
         """One more system, calibrated as the others are; ``options`` of the engine."""
@@ -121,6 +129,8 @@ def build(
         sizes=sizes,
         repeats=repeats,
         ids=ids,
+        held_out=held_out,
+        high_frac=high_frac,
         requests=requests,
         passages=passages,
         pools=pools,

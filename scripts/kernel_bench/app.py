@@ -12,6 +12,7 @@ from tokenrouter.telemetry import Provenance, collect_provenance
 
 from .attention import attention_cases
 from .case import LIBRARY, NATIVE, REFERENCE, SEPARATE, Case, Result, measure
+from .layer import layer_cases
 from .machine import measure_machine
 from .products import product_cases
 from .roofline import Machine
@@ -25,6 +26,7 @@ FAMILIES: dict[str, Cases] = {
     "products": product_cases,
     "routed": routed_cases,
     "attention": attention_cases,
+    "layer": layer_cases,
 }
 OTHERS = (REFERENCE, LIBRARY, SEPARATE)
 

@@ -66,10 +66,10 @@ class Shapes:
     def lm_head(self) -> Linear:
         return Linear(name="lm_head", num_outputs=self.vocab, num_inputs=self.hidden)
 
-    def copies(self, linear: Linear) -> int:
-        """So many copies of ``linear`` take the memory of all layers, which a step streams between two uses of one."""
+    def copies(self, *linears: Linear) -> int:
+        """So many copies of ``linears`` take the memory of all layers, which a step streams between two uses of one."""
         layer = sum(each.num_weights for each in self.linears)
-        return ceil(self.layers * layer / linear.num_weights)
+        return ceil(self.layers * layer / sum(linear.num_weights for linear in linears))
 
 
 def parse_shapes(text: str, *, vocab: int, layers: int) -> Shapes:

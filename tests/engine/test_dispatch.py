@@ -2,66 +2,23 @@
 
 import gc
 import weakref
-from collections.abc import Sequence
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.dispatch_steps import CHEAP_LOW, PROPORTIONAL, step_of, table
 from tests.engine.tools import greedy, prompts, run_all, tiny, tokens, twin
-from tokenrouter import LLM, EngineOptions, SamplingParams
+from tokenrouter import LLM, EngineOptions
 from tokenrouter.engine import costs as costs_module
 from tokenrouter.engine.costs import SIZES, CostModel, measure
 from tokenrouter.engine.dispatcher import Dispatcher
-from tokenrouter.engine.step import PackedStep, pack
 from tokenrouter.executors import build_pool
 from tokenrouter.executors.base import Executor
-from tokenrouter.features import TokenHistory
 from tokenrouter.models import LoadedModel
 from tokenrouter.routers import RandomRouter, Router
-from tokenrouter.scheduler import Chunk, Request, StepPlan
 from tokenrouter.types import Route, RouteTable
-
-NUM_LAYERS = 4
-CHEAP_LOW = CostModel(seconds={"high": (1.0,) * 4, "low": (0.5,) * 4})
-PROPORTIONAL = CostModel(seconds={name: tuple(map(float, SIZES)) for name in ("high", "low")})
-
-
-def table(*waits: int | None) -> RouteTable:
-    names = ("high", "low", "third")
-    return RouteTable(
-        routes=tuple(
-            Route.uniform(name, "high" if i == 0 else "low", NUM_LAYERS, max_wait_steps=wait)
-            for i, (name, wait) in enumerate(zip(names, waits, strict=False))
-        )
-    )
-
-
-def request(num_computed: int, num_tokens: int, prompt_len: int, waited: int = 0) -> Request:
-    made = Request(
-        request_id="x",
-        params=SamplingParams(),
-        history=TokenHistory([5] * num_tokens, 100),
-        prompt_len=prompt_len,
-        max_total=100,
-        arrival_s=0.0,
-    )
-    made.num_computed, made.waited_steps = num_computed, waited
-    return made
-
-
-def step_of(chunks: Sequence[tuple[bool, int, int]]) -> tuple[PackedStep, np.ndarray]:
-    """Chunks as (decoding, route, waited steps): a prompt chunk has three tokens of that route."""
-    made = []
-    for decoding, _, waited in chunks:
-        one = request(10, 11, 6, waited) if decoding else request(0, 3, 3)
-        made.append(Chunk(request=one, start=one.num_computed, length=1 if decoding else 3))
-    lengths = [chunk.length for chunk in made]
-    executed = np.repeat([route for _, route, _ in chunks], lengths).astype(np.int64)
-    return pack(StepPlan(chunks=tuple(made))), executed
-
 
 chunk_lists = st.lists(
     st.tuples(st.booleans(), st.integers(0, 2), st.integers(0, 6)), min_size=1, max_size=14
@@ -110,9 +67,9 @@ def test_every_chunk_runs_once_or_waits_within_its_bound(
         _, route, waited = chunks[c]
         bound = max_wait if waits[route] is None else waits[route]
         assert waited < bound
-        same = sum(1 for d in work.deferred if chunks[d][1] == route)
-        assert same < (max(min_batch, -(-len(chunks) // 3)) if mode == "auto" else min_batch)
-    if mode == "mixed":
+        if mode == "queued":
+            assert sum(chunks[d][1] == route for d in work.deferred) < min_batch
+    if mode == "mixed" or (mode == "auto" and not all(decoding for decoding, _, _ in chunks)):
         assert not work.deferred
     if mode != "queued":
         assert len(work.forwards) == 1
@@ -122,27 +79,6 @@ def test_every_chunk_runs_once_or_waits_within_its_bound(
         decode_routes = {chunks[c][1] for c in forward if chunks[c][0]}
         if mode == "queued":
             assert len(kinds) == 1 and (kinds == {False} or len(decode_routes) == 1)
-
-
-def test_auto_follows_the_costs() -> None:
-    """Queueing where mixing is as cheap, or mixing where a second stream of weights costs a whole step."""
-    step, executed_T = step_of([(True, 0, 0)] + [(True, 1, 0)] * 6)
-    step.chunks[0].request.max_total -= 1
-    executors = ["high", "low"]
-    queue = Dispatcher(table(None, None), executors, costs=CHEAP_LOW).dispatch(step, executed_T)
-    assert queue.deferred == (0,) and len(queue.forwards) == 1
-    mix = Dispatcher(table(None, None), executors, costs=PROPORTIONAL).dispatch(step, executed_T)
-    assert not mix.deferred and len(mix.forwards) == 1
-    step, executed_T = step_of([(False, 0, 0), (True, 0, 0), (True, 1, 0)])
-    with_prompt = Dispatcher(table(None, None), executors, costs=CHEAP_LOW)
-    assert with_prompt.dispatch(step, executed_T).forwards == ((0, 1, 2),)
-
-
-def test_two_routes_of_one_executor_do_not_queue_for_each_other() -> None:
-    """Routes that share an executor share its weights: keeping them apart gains nothing."""
-    step, executed_T = step_of([(True, 1, 0), (True, 2, 0), (True, 2, 0)])
-    dispatcher = Dispatcher(table(None, None, None), ["high", "low", "low"], costs=CHEAP_LOW)
-    assert not dispatcher.dispatch(step, executed_T).deferred
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -224,55 +160,10 @@ def test_cost_model() -> None:
     assert model.tokenwise_s("high", 2 * SIZES[-1]) == 16.0
     middle = (SIZES[1] + SIZES[2]) / 2
     assert model.tokenwise_s("high", middle) == pytest.approx(3.0)
-    assert model.saved_frac("high", SIZES[1], SIZES[1]) == 0
-    assert model.saved_frac("high", SIZES[0], SIZES[1]) == pytest.approx(1 - 2 / SIZES[1])
+    assert model.saved_s("high", SIZES[1], SIZES[1]) == 0
+    assert model.saved_s("high", SIZES[0], SIZES[1]) == pytest.approx(1 - 2 / SIZES[1])
     times = [model.tokenwise_s("high", n) for n in range(200)]
     assert times == sorted(times)
-
-
-def test_auto_waits_only_while_a_longer_request_runs() -> None:
-    """The last requests of a run stand still for a batch that never fills: the run got a sixth slower."""
-    dispatcher = Dispatcher(table(None, None), ["high", "low"], costs=CHEAP_LOW, max_wait_steps=4)
-    chunks = [(True, 0, 0), (True, 0, 1)] + [(True, 1, 0)] * 6
-    for left, waits in ([(5, 6), True], [(5, 9), False], [(9, 5), False], [(8, 8), True]):
-        step, executed_T = step_of(chunks)
-        for c, chunk in enumerate(step.chunks):
-            chunk.request.max_total = chunk.request.num_tokens + (left[c] if c < 2 else 9)
-        work = dispatcher.dispatch(step, executed_T)
-        assert work.deferred == ((0, 1) if waits else ())
-        assert work.forwards == (tuple(range(2 if waits else 0, 8)),), "always one forward"
-
-
-def test_auto_takes_a_third_of_the_step_as_company() -> None:
-    """Two streams of weights in most steps of a large batch, whose four high tokens always come together."""
-    for num_low, waits in ((6, False), (8, False), (9, True), (20, True)):
-        step, executed_T = step_of([(True, 0, 0)] * 4 + [(True, 1, 0)] * num_low)
-        for c, chunk in enumerate(step.chunks):
-            chunk.request.max_total -= c < 4
-        dispatcher = Dispatcher(table(None, None), ["high", "low"], costs=CHEAP_LOW, min_batch=2)
-        assert bool(dispatcher.dispatch(step, executed_T).deferred) is waits
-
-
-def test_auto_keeps_nobody_waiting_beyond_the_bound() -> None:
-    """Latency without an end for the few high requests among many low ones."""
-    llm = LLM(
-        tiny(),
-        router=RandomRouter(0.2),
-        executors=build_pool("int8", tiny()),
-        options=EngineOptions(max_wait_steps=3),
-    )
-    dispatcher = llm.engine._parts.dispatcher
-    dispatcher._costs = CHEAP_LOW
-    for index, prompt in enumerate(prompts()[:12]):
-        llm.engine.add_request(str(index), prompt, greedy(10 + 3 * index), stream=False)
-    seen = set()
-
-    def check() -> None:
-        seen.update(r.waited_steps for r in llm.engine.scheduler.running if r.decoding)
-
-    last = run_all(llm, check)
-    assert all(len(tokens(last[str(index)])) == 10 + 3 * index for index in range(12))
-    assert seen == {0, 1, 2, 3}
 
 
 def test_measured_costs_are_positive() -> None:

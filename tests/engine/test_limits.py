@@ -36,6 +36,16 @@ def test_a_request_as_large_as_the_pool(scheduler: str) -> None:
     assert len(tokens(output)) == 1
 
 
+@pytest.mark.parametrize("name", ["kvcache.num_slots", "EngineOptions.num_kv_slots"])
+def test_a_small_pool_is_refused_under_the_names_of_its_option(name: str) -> None:
+    """ "raise num_kv_slots", which the command line does not have: there it is kvcache.num_slots."""
+    llm = plain_llm(EngineOptions(num_kv_slots=30))
+    with pytest.raises(ValueError, match=rf"lower max_tokens or raise .*{name}"):
+        llm.generate([LONG[:20]], greedy(12))
+    with pytest.raises(ValueError, match=rf"31 forced tokens exceed .*raise .*{name}"):
+        llm.score([list(LONG[:31])], sink=lambda *_: None)
+
+
 def test_a_pool_of_one_slot() -> None:
     """The smallest request in the smallest pool."""
     llm = plain_llm(EngineOptions(num_kv_slots=1, max_num_seqs=3))

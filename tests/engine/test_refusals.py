@@ -127,9 +127,37 @@ def test_a_model_without_a_tokenizer_takes_ids_only() -> None:
         llm.generate("text", greedy())
     with pytest.raises(ValueError, match="stop strings need a tokenizer"):
         llm.generate([[5, 6, 7]], SamplingParams(stop="x"))
-    with pytest.raises(ValueError, match=r"router rule needs token_type.*has no tokenizer"):
+    with pytest.raises(ValueError, match=r"router rule needs .*has no tokenizer: choose a router"):
         LLM(bare, router="rule", executors="int8")
+    with pytest.raises(ValueError, match="'tiny' has no tokenizer: use generate with token ids"):
+        llm.chat([{"role": "user", "content": "hi"}])
     assert not llm.engine.has_unfinished()
+
+
+@pytest.mark.parametrize("prompts", [5, True, None, 1.5, {"prompt": "hi"}, {5, 6}, np.array(5)])
+def test_what_is_no_prompt_is_refused_as_such(prompts: Any) -> None:
+    """TypeError: object of type 'int' has no len(); KeyError: 0."""
+    llm = plain_llm()
+    with pytest.raises(ValueError, match=r"prompts must be text, a list of token ids, or .* got"):
+        llm.generate(prompts, greedy())
+    with pytest.raises(ValueError, match=r"prompts must be text, a list of token ids, or .* got"):
+        next(llm.stream(prompts, greedy()))
+    assert not llm.engine.has_unfinished()
+
+
+@pytest.mark.parametrize("prompt", [b"", b"bytes"])
+def test_bytes_are_one_bad_prompt(prompt: bytes) -> None:
+    """Empty bytes were taken for an empty list of prompts: no output and no word."""
+    with pytest.raises(ValueError, match=r"must be text or a list of token ids, got b'.*\(bytes\)"):
+        plain_llm().generate(prompt, greedy())  # type: ignore[arg-type]
+
+
+def test_router_and_executors_may_be_given_by_position() -> None:
+    """LLM(model, router, executors) ended in a TypeError; what follows them stays with its name."""
+    llm = LLM(tiny(), "all_low", "int8")
+    assert llm.router.name == "all_low" and "low" in llm.pool.executors
+    with pytest.raises(TypeError, match="positional"):
+        LLM(tiny(), "all_low", "int8", "float32")  # type: ignore[misc]
 
 
 def test_chat_without_a_template_is_refused() -> None:

@@ -35,7 +35,8 @@ def test_the_reference_against_itself_is_zero_in_both_phases(model: LoadedModel)
     assert found.decode is not None
     assert abs(found.prefill.kl_mean_nats) < 1e-6 and abs(found.decode.kl_mean_nats) < 1e-6
     assert found.prefill.top1_agreement_frac == found.decode.top1_agreement_frac == 1.0
-    assert found.high_frac == 1.0
+    assert found.high_frac == found.decode_high_frac == 1.0
+    assert found.routes["high"] == {"prefill_token_frac": 1.0, "decode_token_frac": 1.0}
 
 
 def test_every_token_is_compared_once_and_decode_takes_the_last(model: LoadedModel) -> None:
@@ -87,6 +88,8 @@ def test_request_level_by_mixing_equals_a_real_run(
     assert shares[0] < 0.1 and shares[1] > 0.3 and found["request_level"].high_frac == 0.5
     mixed = request_level_quality(found["high"], found["low"], shares, 0.5)
     assert mixed.decode is not None and found["request_level"].decode is not None
+    assert mixed.decode_high_frac == found["request_level"].decode_high_frac == 0.5
+    assert mixed.routes == found["request_level"].routes
     for mine, theirs in (
         (mixed.prefill, found["request_level"].prefill),
         (mixed.decode, found["request_level"].decode),
@@ -113,6 +116,37 @@ def test_request_level_meets_any_share_with_few_windows(
     assert kl == sorted(kl, reverse=True) and len(set(kl)) == 4
 
 
+def test_request_level_meets_the_share_in_decode_where_fewer_windows_decode(
+    model: LoadedModel, int8_pool: ExecutorPool
+) -> None:
+    """Shares were met over all windows, so the few that decode were all high, or all low."""
+    settings = QualitySettings(
+        window_tokens=LENGTH, num_windows=2, decode_tokens=DECODE, decode_windows=1
+    )
+    systems = {
+        "high": LLM(model, executors=int8_pool),
+        "low": LLM(model, router="all_low", executors=int8_pool),
+    }
+    found = measure_quality(LLM(model), systems, WINDOWS, settings).systems
+    high, low = found["high"].decode, found["low"].decode
+    mixed = request_level_quality(found["high"], found["low"], [0.1, 0.2], 0.5).decode
+    assert high is not None and low is not None and mixed is not None
+    expected = (high.kl_mean_nats + low.kl_mean_nats) / 2
+    assert mixed.kl_mean_nats == pytest.approx(expected) != high.kl_mean_nats
+
+
+def test_routes_are_counted_in_each_phase_by_itself(
+    model: LoadedModel, int8_pool: ExecutorPool
+) -> None:
+    """The share of decode was not measured: a router that is low there stood at prefill's share."""
+    llm = LLM(model, router=RuleRouter(first_positions=8, prompt_end=0), executors=int8_pool)
+    windows = [[150 + i for i in range(LENGTH)]] * 2  # ids without newlines: the first 8 go high
+    found = measure_quality(LLM(model), {"rule": llm}, windows, SETTINGS).systems["rule"]
+    assert found.high_frac == pytest.approx(8 / LENGTH) and found.decode_high_frac == 0.0
+    assert found.routes["high"] == {"prefill_token_frac": 8 / LENGTH, "decode_token_frac": 0.0}
+    assert found.routes["low"]["prefill_token_frac"] == pytest.approx(1 - 8 / LENGTH)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -133,4 +167,6 @@ def test_without_decode_that_phase_is_absent(model: LoadedModel) -> None:
         window_tokens=LENGTH, num_windows=2, decode_tokens=0, decode_windows=2
     )
     report = measure_quality(LLM(model), {"same": LLM(model)}, WINDOWS, settings)
-    assert report.systems["same"].decode is None
+    same = report.systems["same"]
+    assert same.decode is None and same.decode_high_frac is None
+    assert same.routes["high"] == {"prefill_token_frac": 1.0}

@@ -78,6 +78,27 @@ def test_tradeoff_labels_every_system_and_covers_none(
         assert box.count_overlaps([other for key, other in boxes.items() if key != name]) == 0
 
 
+def test_table_and_plot_say_the_shares_of_quality_and_of_throughput(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A point's KL and its throughput may belong to different shares, and no caption said so."""
+    row = _row(
+        "rule", 111.5, 0.02, high_frac=0.09, eval_high_frac=0.101, eval_decode_high_frac=0.098
+    )
+    header, _, values = format_table([row], []).splitlines()[:3]
+    titles, cells = ([cell.strip() for cell in line.split("|")] for line in (header, values))
+    shown = dict(zip(titles, cells, strict=True))
+    assert shown["high %, text"] == "10.1" and shown["high %, text decode"] == "9.8"
+    assert shown["high %, requests"] == "9.0"
+    captions: list[str] = []
+    monkeypatch.setattr(Figure, "supxlabel", lambda _, text, **options: captions.append(str(text)))
+    plot_tradeoff([row], tmp_path / "tradeoff.png", "caption")
+    assert captions == [
+        "rule, high: 10.1 % of the windows' prefill (KL), 9.8 % of their decode, "
+        "9.0 % of the requests (throughput)\ncaption"
+    ]
+
+
 def test_routes_plot_is_drawn_for_any_route_names(tmp_path: Path) -> None:
     shares = {"by position": {"0": {"a": 1, "b": 0}, "1-15": {"a": 3, "b": 12}}}
     assert _png_size(plot_routes(shares, ("a", "b"), tmp_path / "routes.png"))[0] > 800

@@ -1,7 +1,8 @@
 """Calls every native operator with arguments that fit, nearly fit or do not fit at all, in a process of its own.
 
 ``python -m tests.kernels.attack SEED CALLS`` prints how many calls were accepted and refused. Only ValueError,
-IndexError and TypeError may come back, and nothing outside of a result may change.
+IndexError and TypeError may come back, and nothing outside of a result may change; a refused call of those that the
+engine makes (linears, MLP, attention with its KV write) changes nothing at all.
 """
 
 import random
@@ -11,12 +12,21 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tokenrouter.kernels import NativeKernels, QuantizedRows, select
+from tokenrouter.kernels import (
+    AttentionPlan,
+    NativeKernels,
+    Norm,
+    PackedWeights,
+    Product,
+    QuantizedRows,
+    select,
+)
 from tokenrouter.types import AttentionBatch
 
 CANARY = 77
 SIZES = (0, 1, 2, 3, 7, 16, 17, 32, 33, 64, 65)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int64)
+NUM_SLOTS = 90
 ODD_INTS = (-(2**63), -(2**40), -2, -1, 2**31, 2**40, 2**62, 2**63 - 1)
 
 
@@ -47,7 +57,7 @@ class Attacker:
         room = torch.full((torch.Size(wanted).numel() + 256,), CANARY, dtype=dtype)
         inside = room[128:-128].view(wanted)
         inside.copy_(torch.randint(-3, 4, wanted))
-        self._rooms.append((room, inside))
+        self._rooms.append((room, room.clone()))
         return inside
 
     def ints(self, values: list[int]) -> Tensor:
@@ -60,9 +70,11 @@ class Attacker:
     def choice(self, dtypes: tuple[torch.dtype, ...] = DTYPES[:2]) -> torch.dtype:
         return self._random.choice(dtypes)
 
-    def check_canaries(self) -> None:
-        for room, _ in self._rooms:
+    def check_canaries(self, *, unchanged: bool = False) -> None:
+        """Nothing but the tensors was written; ``unchanged``: nor were they."""
+        for room, before in self._rooms:
             assert (room[:128] == CANARY).all() and (room[-128:] == CANARY).all(), "out of bounds"
+            assert not unchanged or torch.equal(room, before), "a refused call has written"
         self._rooms.clear()
 
     def rows(self, num_rows: int, width: int, dtype: torch.dtype) -> QuantizedRows:
@@ -121,27 +133,75 @@ class Attacker:
             out=self.tensor(num_tokens, heads, dim, dtype=dtype),
         )
 
-    def attention(self, kernels: NativeKernels) -> None:
-        groups, dim = self._random.choice((1, 2, 3)), self._random.choice((1, 2, 20, 32, 64))
-        heads, dtype, num_slots = groups * self._random.choice((1, 2, 3, 5)), self.choice(), 90
+    def weights(
+        self,
+        kernels: NativeKernels,
+        product: Product,
+        num_out: int,
+        num_in: int,
+        *,
+        gated: bool = False,
+    ) -> PackedWeights:
+        """Mostly of the format that ``product`` takes; dense ones are bfloat16: float32 ones are torch's own."""
+        weight = torch.randn(num_out * (2 if gated else 1), num_in).bfloat16()
+        bias = torch.randn(len(weight)) if self.size() < 8 else None
+        dense = (product is Product.DENSE) != self.rarely()
+        return (kernels.pack_matmul if dense else kernels.pack_int8)(weight, bias, gated=gated)
+
+    def linear(self, kernels: NativeKernels) -> None:
+        num_rows, num_out, num_in, dtype = self.size(), self.size(), self.size(), self.choice()
+        product, gated = self._random.choice(list(Product)), self.size() < 3
+        kernels.project(
+            product,
+            self.tensor(num_rows, num_in, dtype=dtype),
+            self.weights(kernels, product, num_out, num_in, gated=gated),
+            norm=Norm(self.tensor(num_in, dtype=dtype), 1e-5) if self.size() < 17 else None,
+            out=self.tensor(num_rows, num_out, dtype=dtype) if self.size() < 33 else None,
+            accumulate=self.size() < 8,
+        )
+
+    def gated_mlp(self, kernels: NativeKernels) -> None:
+        num_rows, features, inner, dtype = self.size(), self.size(), self.size(), self.choice()
+        product = self._random.choice(list(Product))
+        outputs, inputs = (self.size() if self.rarely() else n for n in (features, inner))
+        kernels.mlp(
+            product,
+            self.tensor(num_rows, features, dtype=dtype),
+            Norm(self.tensor(features, dtype=dtype), 1e-5),
+            self.weights(kernels, product, inner, features, gated=not self.rarely()),
+            self.weights(kernels, product, outputs, inputs),
+        )
+
+    def row_max(self, kernels: NativeKernels) -> None:
+        values_T, ids_T = kernels.row_max(
+            self.tensor(self.size(), self.size(), dtype=self.choice())
+        )
+        assert values_T.shape == ids_T.shape
+
+    def plan(
+        self, kernels: NativeKernels, dtype: torch.dtype, groups: int, dim: int
+    ) -> tuple[AttentionPlan, int, int]:
+        """A plan of some requests over ``NUM_SLOTS``, their tokens and the query heads."""
+        heads = groups * self._random.choice((1, 2, 3, 5))
         queries = [self._random.choice((1, 1, 2, 40)) for _ in range(self.size() % 4)]
-        keys = [self._random.randrange(0, 90) for _ in queries]
-        starts = [self._random.randrange(0, 90) for _ in queries]
+        keys = [self._random.randrange(0, NUM_SLOTS) for _ in queries]
+        starts = [self._random.randrange(0, NUM_SLOTS) for _ in queries]
         rows = list(range(sum(queries)))
+        num_tokens = len(rows)
         self._random.shuffle(rows)
-        positions = torch.arange(90).repeat(4, 1) if self.size() < 8 else None
+        positions = torch.arange(NUM_SLOTS).repeat(4, 1) if self.size() < 8 else None
         batch = AttentionBatch(
             query_rows_T=self.ints(rows),
             num_queries_B=self.ints(queries),
             query_start_B=self.ints(starts),
             row_B=self.ints([self._random.randrange(4) for _ in queries]),
             num_keys_B=self.ints(keys),
-            slots_RN=torch.randint(0, num_slots, (4, 90)),
+            slots_RN=torch.randint(0, NUM_SLOTS, (4, NUM_SLOTS)),
             positions_RN=positions,
         )
         plan = kernels.plan_attention(
             batch,
-            num_slots=num_slots,
+            num_slots=NUM_SLOTS,
             num_heads=heads,
             num_kv_heads=groups,
             head_dim=dim,
@@ -150,11 +210,33 @@ class Attacker:
             window=self._random.choice((None, 1, 30, 2**62)),
             observe_queries=self._random.choice((0, 1, 7, 2**62)),
         )
-        q_THD = self.tensor(len(rows), heads, dim, dtype=dtype)
-        kv_SPD = self.tensor(num_slots, 2 * groups, dim, dtype=dtype)
-        out_TA = self.tensor(len(rows), heads * dim, dtype=dtype)
+        return plan, num_tokens, heads
+
+    def attention(self, kernels: NativeKernels) -> None:
+        groups, dim = self._random.choice((1, 2, 3)), self._random.choice((1, 2, 20, 32, 64))
+        dtype = self.choice()
+        plan, num_tokens, heads = self.plan(kernels, dtype, groups, dim)
+        q_THD = self.tensor(num_tokens, heads, dim, dtype=dtype)
+        kv_SPD = self.tensor(NUM_SLOTS, 2 * groups, dim, dtype=dtype)
+        out_TA = self.tensor(num_tokens, heads * dim, dtype=dtype)
         received = self.tensor(plan.received_size) if self.size() < 8 else None
         kernels.attention(q_THD, kv_SPD, plan, out=out_TA, received=received)
+
+    def attend(self, kernels: NativeKernels) -> None:
+        groups, dim = self._random.choice((1, 2, 3)), self._random.choice((2, 6, 20, 32, 64))
+        dtype = self.choice()
+        plan, num_tokens, heads = self.plan(kernels, dtype, groups, dim)
+        slots = [self._random.randrange(NUM_SLOTS) for _ in range(num_tokens)]
+        kernels.attend(
+            self.tensor(num_tokens, (heads + 2 * groups) * dim, dtype=dtype),
+            self.tensor(num_tokens, dim, dtype=dtype),
+            self.tensor(num_tokens, dim, dtype=dtype),
+            self.ints(slots),
+            self.tensor(NUM_SLOTS, 2 * groups, dim, dtype=dtype),
+            plan,
+            out=self.tensor(num_tokens, heads * dim, dtype=dtype) if self.size() < 33 else None,
+            received=self.tensor(plan.received_size) if self.size() < 8 else None,
+        )
 
 
 def main(seed: int, num_calls: int) -> None:
@@ -162,12 +244,14 @@ def main(seed: int, num_calls: int) -> None:
     attacker, kernels = Attacker(seed), select("native")
     assert isinstance(kernels, NativeKernels)
     torch.manual_seed(seed)
+    at_once = [attacker.linear, attacker.gated_mlp, attacker.row_max, attacker.attend]
     attacks: list[Callable[[NativeKernels], None]] = [
         attacker.norm,
         attacker.gate,
         attacker.product,
         attacker.rope,
         attacker.attention,
+        *at_once,
     ]
     accepted = [0] * len(attacks)
     refused = [0] * len(attacks)
@@ -177,9 +261,10 @@ def main(seed: int, num_calls: int) -> None:
         try:
             attacks[which](kernels)
             accepted[which] += 1
+            attacker.check_canaries()
         except (ValueError, IndexError, TypeError):
             refused[which] += 1
-        attacker.check_canaries()
+            attacker.check_canaries(unchanged=attacks[which] in at_once)
     print(*accepted, *refused)
 
 

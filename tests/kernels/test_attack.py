@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_no_crash(seed: int) -> None:
     """A division by a width of zero, a slot or row that is not checked, a write beyond the last row."""
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-m", "tests.kernels.attack", str(seed), "800"],
+        [sys.executable, "-X", "faulthandler", "-m", "tests.kernels.attack", str(seed), "1400"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -21,4 +21,4 @@ def test_no_crash(seed: int) -> None:
     )
     assert done.returncode == 0, done.stderr
     counts = [int(word) for word in done.stdout.split()]
-    assert len(counts) == 10 and min(counts) > 0, "every operator must have accepted and refused"
+    assert len(counts) == 18 and min(counts) > 0, "every operator must have accepted and refused"

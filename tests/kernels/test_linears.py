@@ -105,6 +105,28 @@ def test_infinities_of_one_call_do_not_reach_the_next(
     assert level.project(product, x_TE, packed[1]).isfinite().all()
 
 
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_infinities_of_one_mlp_do_not_reach_the_next(
+    level: NativeKernels, product: Product
+) -> None:
+    """The gated features of a wider model lie where a narrower one pads its own: NaN times a padded zero is NaN."""
+    torch.manual_seed(0)
+    norm = Norm(torch.ones(64).bfloat16(), 1e-5)
+    wide, narrow = (
+        (
+            pack(level, product, torch.randn(2 * inner, 64).bfloat16(), gated=True),
+            pack(level, product, torch.randn(64, inner).bfloat16()),
+        )
+        for inner in (100, 50)
+    )
+    broken_TE, x_TE = torch.full((8, 64), float("nan")).bfloat16(), torch.randn(4, 64).bfloat16()
+    expected_TE = x_TE.clone()
+    KernelSet.mlp(level, product, expected_TE, norm, *narrow)
+    level.mlp(product, broken_TE, norm, *wide)
+    level.mlp(product, x_TE, norm, *narrow)
+    assert x_TE.isfinite().all() and torch.equal(x_TE, expected_TE)
+
+
 def test_refusals(native: NativeKernels) -> None:
     """A read outside a norm's weight, or weights of a format that the rows cannot meet."""
     weight = torch.randn(8, 8).bfloat16()
@@ -117,8 +139,12 @@ def test_refusals(native: NativeKernels) -> None:
             native.project(Product.INT8, x_TE, int8, norm=wrong)
         with pytest.raises(ValueError, match="norm"):
             native.mlp(Product.INT8, x_TE, wrong, gated, int8)
-    with pytest.raises(ValueError, match="int8 rows need int8 weights"):
-        native.project(Product.INT8, x_TE, dense)
+    for product in PRODUCTS:
+        wrong, found = (int8, "int8") if product is Product.DENSE else (dense, "dense")
+        with pytest.raises(ValueError, match=f"^{product.value} was given {found} weights"):
+            native.project(product, x_TE, wrong)
+        with pytest.raises(ValueError, match=f"^{product.value} was given {found} weights"):
+            native.mlp(product, x_TE, norm, gated, dense)
     with pytest.raises(ValueError, match="bfloat16 weights need bfloat16 rows"):
         native.project(Product.DENSE, x_TE.float(), dense)
     with pytest.raises(ValueError, match="rows"):
@@ -127,7 +153,6 @@ def test_refusals(native: NativeKernels) -> None:
         native.project(Product.INT8, x_TE, int8, out=torch.empty(2, 8).bfloat16())
     for gate_up, down in (
         (int8, int8),
-        (gated, dense),
         (gated, native.pack_int8(weight[:, :7], None)),
     ):
         with pytest.raises(ValueError, match="gated weights of the same format"):

@@ -143,6 +143,7 @@ def test_one_bar_on_a_terminal_and_one_line_elsewhere(
     """Seconds of silence; two bars for one load; half lines in a log file; bars that stay off for later users."""
     path = llama_folder if kind == "folder" else write(tmp_path / "m.gguf", tiny_hf(), "llama")
     caplog.set_level("INFO", logger="tokenrouter")
+    hf_logging.enable_progress_bar()  # a job of this process may have switched it off
     monkeypatch.setattr(sys, "stderr", screen())
     load_model(str(path))
     shown = sys.stderr.getvalue()

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.tasks.jobs import run_in
+from tokenrouter.tasks import compare
 from tokenrouter.tasks.report import REQUEST_LEVEL_NOTE
 from tokenrouter.telemetry.runfolder import SECTIONS, leaves
 
@@ -21,6 +23,11 @@ EXPECTED = {
     *(f"quality.{phase}.{name}" for phase in ("prefill", "decode") for name in KL),
     *(f"quality.prefill.by_position.{b}.{name}" for b in ("0_1", "1_16", "16_256") for name in KL),
     *(f"quality.decode.by_position.16_256.{name}" for name in KL),
+    *(
+        f"quality.routes.{route}.{phase}_token_frac"
+        for route in ("high", "low")
+        for phase in ("prefill", "decode")
+    ),
     *(f"throughput.{name}" for name in ("output_tok_s", "total_tok_s", "requests_s")),
     *(f"throughput.speedup_vs_{name}" for name in ("all_high", "request_level", "static_batch")),
     *(f"latency.{name}.{stat}" for name in LATENCIES for stat in ("mean", "p50", "p90", "p99")),
@@ -75,6 +82,8 @@ def test_values_are_finite_numbers_of_the_kind_their_unit_says(metrics: dict[str
 def test_values_agree_with_each_other(metrics: dict[str, Any]) -> None:
     quality, routes = metrics["quality"], metrics["routes"]
     assert routes["high"]["token_frac"] + routes["low"]["token_frac"] == pytest.approx(1.0)
+    for phase in ("prefill_token_frac", "decode_token_frac"):
+        assert sum(route[phase] for route in quality["routes"].values()) == pytest.approx(1.0)
     assert quality["kl_high_mean_nats"] == metrics["baselines"]["all_high"]["kl_mean_nats"]
     assert quality["kl_mean_nats"] <= metrics["baselines"]["all_low"]["kl_mean_nats"]
     speedup = metrics["throughput"]["speedup_vs_all_high"]
@@ -137,6 +146,34 @@ def test_the_table_says_that_request_levels_quality_is_computed(tradeoff_run: Pa
     rows = json.loads((tradeoff_run / "systems.json").read_text())["rows"]
     shares = {row["name"]: row["eval_high_frac"] for row in rows}
     assert shares["request_level"] == pytest.approx(shares["rule"])
+
+
+def test_evaluate_says_the_shares_that_its_kl_belongs_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The section routes is of the requests, which this task does not serve: KL stood alone."""
+    setups: list[compare.Setup] = []
+    measure = compare.measure
+
+    def keep(setup: compare.Setup) -> object:
+        setups.append(setup)
+        return measure(setup)
+
+    monkeypatch.setattr(compare, "measure", keep)
+    windows = ("evaluation.num_windows=24", "evaluation.decode_windows=24")
+    run_in(tmp_path, "debug=tiny", "task=evaluate", "router.budget.high_frac=0.2", *windows)
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    shares = metrics["quality"]["routes"]["high"]
+    assert shares["prefill_token_frac"] == pytest.approx(0.2, rel=0.25)
+    assert shares["decode_token_frac"] == pytest.approx(0.2, rel=0.25)
+    [setup] = setups
+    held_out = setup.builder.held_out
+    assert held_out is not None and held_out.window_tokens == 128 and held_out.decode_tokens == 16
+    evaluated = " ".join(map(str, setup.text.ids))
+    assert not [ids for ids in held_out.passages() if " ".join(map(str, ids)) in evaluated]
+    version = setup.systems.scored["rule"].router.version
+    assert version != setup.systems.chosen_llm.router.version
+    assert version in (tmp_path / "table.md").read_text()
 
 
 def test_the_run_folder_holds_what_the_design_lists(tradeoff_run: Path) -> None:

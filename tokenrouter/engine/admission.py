@@ -1,11 +1,32 @@
 """What a request must be before it may enter: every refusal names the value, the limit and what to do."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
 from tokenrouter.sampling_params import SamplingParams
+
+Prompt = str | Sequence[int]
+MORE_SLOTS = "kvcache.num_slots (in Python: EngineOptions.num_kv_slots)"
+
+
+def as_prompts(prompts: Any) -> list[Prompt]:
+    """One prompt (text or ids) as a list of one, several as a list; ``encode_prompt`` checks each.
+
+    Raises:
+        ValueError: neither a prompt nor a sequence.
+    """
+    if isinstance(prompts, str | bytes):
+        return [prompts]
+    if not isinstance(prompts, Sequence) and not (isinstance(prompts, np.ndarray) and prompts.ndim):
+        raise ValueError(
+            f"prompts must be text, a list of token ids, or a list of such prompts, got {prompts!r} "
+            f"({type(prompts).__name__})"
+        )
+    given: Any = prompts
+    return [given] if len(given) > 0 and isinstance(given[0], Integral) else list(given)
 
 
 def encode_prompt(prompt: str | Sequence[int], tokenizer: Any, vocab_size: int) -> list[int]:
@@ -62,7 +83,8 @@ def longest_total(
         total = prompt_len + num_forced
         if total > min(max_model_len, num_slots):
             raise ValueError(
-                f"{total} forced tokens exceed the model's length of {max_model_len} or the pool's {num_slots} slots"
+                f"{total} forced tokens exceed the model's length of {max_model_len} or the pool's {num_slots} slots: "
+                f"shorten them, or where it is the pool, raise {MORE_SLOTS}"
             )
         return total
     if prompt_len >= max_model_len:
@@ -77,6 +99,7 @@ def longest_total(
     if total - 1 > num_slots:
         raise ValueError(
             f"the request needs up to {total - 1} KV slots ({prompt_len} prompt tokens and {total - 1 - prompt_len} "
-            f"more); the pool has {num_slots}: lower max_tokens or raise num_kv_slots"
+            f"more); the pool has {num_slots}: lower max_tokens or "
+            f"raise {MORE_SLOTS}"
         )
     return total

@@ -39,8 +39,8 @@ class EngineOptions:
         scheduler: fcfs (continuous batching), or static_batch (whole requests in, whole requests out).
         static_batch_size: requests of a static batch; None: 8, or ``max_num_seqs`` where that is lower.
         dispatch: mixed, queued or auto; see the dispatcher.
-        min_batch: queued: so many decode tokens of a route run without waiting for more.
-        max_wait_steps: queued: the most steps that a decode token waits for company.
+        min_batch: queued and auto: so many decode tokens run without waiting for more.
+        max_wait_steps: queued and auto: the most steps that a decode token waits for company.
         seed: of the random stream shared by requests without a seed of their own.
         log_decisions: keep every decision for decisions.parquet.
         observe: attention statistics, which ``LLMEngine.attention_received`` hands out; None: none are taken.

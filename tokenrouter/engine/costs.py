@@ -39,10 +39,10 @@ class CostModel:
         share = (max(num_tokens, low) - low) / (high - low)
         return known[right - 1] * (1 - share) + known[right] * share
 
-    def saved_frac(self, executor: str, num_tokens: int, batch: int) -> float:
-        """What ``num_tokens`` tokens save of their own cost when they run among ``batch`` tokens of their executor."""
+    def saved_s(self, executor: str, num_tokens: int, batch: int) -> float:
+        """What ``num_tokens`` tokens save when they run among ``batch`` tokens of their executor."""
         alone_s = self.tokenwise_s(executor, num_tokens)
-        return 1.0 - self.tokenwise_s(executor, batch) * num_tokens / (batch * alone_s)
+        return alone_s - self.tokenwise_s(executor, batch) * num_tokens / batch
 
 
 _MEASURED: WeakKeyDictionary[Executor, dict[int, tuple[float, ...]]] = WeakKeyDictionary()

@@ -3,9 +3,9 @@
 `mixed`: one forward, every operator on one slice per executor. `queued`: each route's decode tokens wait in a queue of
 their own until there are ``min_batch`` of them or one has waited ``max_wait_steps``; the longest queue always runs.
 `auto`: one forward; where prompt tokens are in the step, everything (both weight sets are read anyway). In decode the
-executor with most tokens runs, and the tokens of another wait for company as long as that is free: while a request that
-will run for longer is in the step, so that the run gets no longer by the wait, and while their company would save
-time by the costs measured at start-up.
+executor with most tokens runs. The tokens of another wait for company, at most ``max_wait_steps``, while a request that
+will run for longer is in the step (so that these requests end no later than it does; the next in the queue for a seat
+may start later) and while by the costs measured at start-up their company saves a good part of a step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -115,9 +115,10 @@ class Dispatcher:
             )
         main = max(groups, key=lambda name: len(groups[name]))
         company = max(self.min_batch, -(-len(left) // COMPANY))
+        step_s = sum(self._costs.tokenwise_s(name, len(chunks)) for name, chunks in groups.items())
         waiting: set[int] = set()
         for name, chunks in groups.items():
             if name != main and can_wait[name] and len(chunks) < company:
-                saved_frac = self._costs.saved_frac(name, len(chunks), company)
-                waiting.update(chunks if saved_frac >= MIN_SAVED_FRAC else ())
+                saved_s = self._costs.saved_s(name, len(chunks), company)
+                waiting.update(chunks if saved_s >= MIN_SAVED_FRAC * step_s else ())
         return waiting

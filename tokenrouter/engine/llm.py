@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tokenrouter.engine import calibration
+from tokenrouter.engine.admission import Prompt, as_prompts
 from tokenrouter.engine.build import EngineOptions, build_engine
 from tokenrouter.executors import ExecutorPool, PoolSpec, build_pool
 from tokenrouter.features import TokenTypeTable
@@ -23,7 +23,6 @@ from tokenrouter.routers import Router, make_router
 from tokenrouter.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
-Prompt = str | Sequence[int]
 ScoreSink = Callable[[int, int, Tensor], None]
 
 
@@ -48,9 +47,9 @@ class LLM:
     def __init__(
         self,
         model: str | LoadedModel,
-        *,
         router: Router | str = "all_high",
         executors: ExecutorPool | PoolSpec | str = "full",
+        *,
         dtype: str | torch.dtype = "bfloat16",
         max_model_len: int | None = None,
         options: EngineOptions | None = None,
@@ -77,7 +76,7 @@ class LLM:
 
     @property
     def tokenizer(self) -> Any:
-        """The model's transformers tokenizer."""
+        """The model's transformers tokenizer; None for a model without text."""
         return self.model.tokenizer
 
     def generate(
@@ -93,10 +92,11 @@ class LLM:
         is refused, the first refusal is raised.
 
         Raises:
-            ValueError: all prompts were refused, or numbers of prompts and params differ.
+            ValueError: all prompts were refused, numbers of prompts and params differ, or ``prompts`` is neither a
+                prompt nor a sequence of them.
         """
         final: dict[str, RequestOutput] = {}
-        order, refused = self._add(_as_list(prompts), params, stream=False)
+        order, refused = self._add(as_prompts(prompts), params, stream=False)
         with tqdm(total=len(order), desc="generate", disable=not use_tqdm, unit="request") as bar:
             for output in self._run(order, refused):
                 final[output.request_id] = output
@@ -113,7 +113,7 @@ class LLM:
         Joined ``delta`` texts equal the final text. Stopping the iteration early aborts what is unfinished. Several
         streams may be read in turns, and ``generate`` or ``score`` called between: all run in one batch.
         """
-        order, refused = self._add(_as_list(prompts), params, stream=True)
+        order, refused = self._add(as_prompts(prompts), params, stream=True)
         yield from self._run(order, refused)
 
     def chat(
@@ -129,7 +129,15 @@ class LLM:
     def render_chat(
         self, messages: Sequence[dict[str, str]] | Sequence[Sequence[dict[str, str]]]
     ) -> list[list[int]]:
-        """Token ids of conversations, ready for the assistant's answer; raises ValueError without a chat template."""
+        """Token ids of conversations, ready for the assistant's answer.
+
+        Raises:
+            ValueError: no tokenizer, no chat template or no message.
+        """
+        if self.tokenizer is None:
+            raise ValueError(
+                f"model {self.model.name!r} has no tokenizer: use generate with token ids"
+            )
         if not getattr(self.tokenizer, "chat_template", None):
             raise ValueError(
                 f"model {self.model.name!r} has no chat template: use generate with a prompt of its format"
@@ -256,16 +264,10 @@ def _token_types(model: LoadedModel, router: Router) -> TokenTypeTable:
     if needed := {"token_type", "line_start"} & set(router.features):
         raise ValueError(
             f"router {router.name} needs {', '.join(sorted(needed))}, and model {model.name!r} "
-            "has no tokenizer"
+            "has no tokenizer: choose a router without token types, e.g. all_high, or load the model with its "
+            "tokenizer files"
         )
     return TokenTypeTable.from_texts([None] * model.config.vocab_size)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt (text or ids) as a list of one."""
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
 
 
 def _refusal(request_id: str, prompt: Prompt, error: str) -> RequestOutput:

@@ -18,7 +18,10 @@ Section = dict[str, Any]
 
 
 def quality_section(chosen: Quality, high: Quality, reference: TokenScores) -> Section:
-    """KL, perplexity and agreement of the chosen router; beside each KL all_high's own."""
+    """KL, perplexity and agreement of the chosen router, and its routes in the scored tokens.
+
+    Beside each KL stands all_high's own.
+    """
     phases: Section = {"prefill": _phase(chosen.prefill, high.prefill)}
     if chosen.decode is not None and high.decode is not None:
         phases["decode"] = _phase(chosen.decode, high.decode)
@@ -30,6 +33,7 @@ def quality_section(chosen: Quality, high: Quality, reference: TokenScores) -> S
         "ppl": scores.ppl,
         "ppl_rel_pct": 100.0 * (scores.ppl / reference.ppl - 1.0),
         "top1_agreement_frac": scores.top1_agreement_frac,
+        "routes": chosen.routes,
     }
 
 

@@ -25,7 +25,10 @@ STYLE: dict[Any, Any] = {
 
 
 def plot_tradeoff(rows: Sequence[SystemRow], path: Path, caption: str) -> Path:
-    """Every system as a labelled point: KL against output tok/s, with the spread of both."""
+    """Every system as a labelled point: KL against output tok/s, with the spread of both.
+
+    Above ``caption`` stands the chosen router's share of high tokens, for each coordinate its own.
+    """
     with _figure(7.6, 4.8) as (figure, panels):
         axes = panels[0]
         shown = [
@@ -39,7 +42,8 @@ def plot_tradeoff(rows: Sequence[SystemRow], path: Path, caption: str) -> Path:
         axes.set_ylim(bottom=-0.06 * axes.get_ylim()[1])
         axes.grid(color="#e5e7eb", linewidth=0.8)
         axes.set_axisbelow(True)
-        figure.supxlabel(caption, fontsize=7.5, color=MUTED, x=0.01, ha="left")
+        lines = [_shares_line(row) for row in shown if row.chosen] + [caption]
+        figure.supxlabel("\n".join(lines), fontsize=7.5, color=MUTED, x=0.01, ha="left")
         _label_points(figure, axes, points)
         figure.savefig(path)
     return path
@@ -83,6 +87,17 @@ def plot_routes(
         figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), frameon=False)
         figure.savefig(path)
     return path
+
+
+def _shares_line(row: SystemRow) -> str:
+    """The shares of high tokens that a point's two coordinates belong to."""
+    shares = (
+        ("of the windows' prefill (KL)", row.eval_high_frac),
+        ("of their decode", row.eval_decode_high_frac),
+        ("of the requests (throughput)", row.high_frac),
+    )
+    known = [f"{100.0 * share:.1f} % {what}" for what, share in shares if share is not None]
+    return f"{row.name}, high: {', '.join(known) or 'not measured'}"
 
 
 class _Point(NamedTuple):

@@ -12,13 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tokenrouter import LLM
-from tokenrouter.evaluation.divergence import TokenScores, compare_rows, mix
+from tokenrouter.engine.llm import ScoreSink
+from tokenrouter.evaluation.divergence import Ints, TokenScores, compare_rows, mix
 from tokenrouter.evaluation.progress import Tick, progress
-from tokenrouter.evaluation.shares import high_work
+from tokenrouter.evaluation.shares import high_layers
+from tokenrouter.types import Phase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,11 +75,16 @@ class Quality:
         prefill: every token of every window, forced prefill.
         decode: the last tokens of some windows, forced decode; None where it was left out.
         high_frac: share of the work (tokens times layers) on the executor "high" in forced prefill.
+        decode_high_frac: the same of the tokens fed in forced decode; None where it was left out.
+        routes: by route name the shares of the scored tokens that it executed,
+            ``prefill_token_frac`` and, where forced decode ran, ``decode_token_frac``.
     """
 
     prefill: TokenScores
     decode: TokenScores | None
     high_frac: float
+    decode_high_frac: float | None
+    routes: dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,8 +112,8 @@ def measure_quality(
     Raises:
         ValueError: no windows, or a window that an engine refuses.
     """
-    collected = {name: _Collected() for name in systems}
-    own, tails_TV = _Collected(), []
+    collected = {name: _Collected(llm, Phase.PREFILL) for name, llm in systems.items()}
+    own, tails_TV = _Collected(reference, Phase.PREFILL), []
     decode_ids = list(windows[: settings.decode_windows]) if settings.decodes else []
     total = sum(map(len, windows)) * (1 + len(systems))
     total += sum(map(len, decode_ids)) * len(systems)
@@ -113,23 +121,30 @@ def measure_quality(
         for index, window in enumerate(windows):
             logp_NV = _reference_logp(reference, window, partial(advance, "reference"))
             own.add(index, 0, logp_NV, logp_NV, window)
-            for name, llm in systems.items():
+            for name, record in collected.items():
                 tick = partial(advance, f"{name}, window {index + 1}")
-                collected[name].score_prefill(llm, index, window, logp_NV, tick)
+                record.score_prefill(index, window, logp_NV, tick)
             if index < len(decode_ids):
                 tails_TV.append(logp_NV[-settings.decode_tokens :].clone())
-        high_frac = {
-            name: record.high_tokens / max(record.tokens, 1) for name, record in collected.items()
-        }
-        prefill = {name: record.scores() for name, record in collected.items()}
-        decode: dict[str, TokenScores | None] = dict.fromkeys(systems)
+        decoded: dict[str, _Collected] = {}
         for name, llm in systems.items() if decode_ids else ():
-            tick = partial(advance, f"{name}, decode")
-            decode[name] = _score_decode(llm, decode_ids, tails_TV, tick)
-    qualities = {
-        n: Quality(prefill=prefill[n], decode=decode[n], high_frac=high_frac[n]) for n in systems
-    }
+            decoded[name] = _Collected(llm, Phase.DECODE)
+            decoded[name].score_decode(decode_ids, tails_TV, partial(advance, f"{name}, decode"))
+    qualities = {name: _quality(part, decoded.get(name)) for name, part in collected.items()}
     return QualityReport(reference=own.scores(), systems=qualities)
+
+
+def _quality(prefill: "_Collected", decode: "_Collected | None") -> Quality:
+    routes = {name: {"prefill_token_frac": share} for name, share in prefill.route_fracs().items()}
+    for name, share in decode.route_fracs().items() if decode else ():
+        routes[name]["decode_token_frac"] = share
+    return Quality(
+        prefill=prefill.scores(),
+        decode=decode.scores() if decode else None,
+        high_frac=prefill.high_frac,
+        decode_high_frac=decode.high_frac if decode else None,
+        routes=routes,
+    )
 
 
 def request_level_quality(
@@ -140,7 +155,7 @@ def request_level_quality(
     A window is one request, so such a router's scores are all_high's on some windows and all_low's
     on the others. A run of its own would compute the same numbers again, and with a few windows it
     could not meet the share. Here the window on the threshold counts as both, in proportion, so that
-    the share of high tokens is met exactly.
+    the share of high tokens is met exactly, in each phase among the windows that it has.
 
     Args:
         high: scores of all_high.
@@ -148,14 +163,31 @@ def request_level_quality(
         shares: per window its share of tokens in need of the high path; the largest go first.
         high_frac: share of tokens that run high, 0 to 1.
     """
+    prefill = mix(high.prefill, low.prefill, _apportion(shares, high_frac))
+    phases, decode = ["prefill"], None
+    if high.decode is not None and low.decode is not None:
+        decoded = shares[: int(high.decode.window.max()) + 1]
+        decode = mix(high.decode, low.decode, _apportion(decoded, high_frac))
+        phases.append("decode")
+    return Quality(
+        prefill=prefill,
+        decode=decode,
+        high_frac=high_frac,
+        decode_high_frac=None if decode is None else high_frac,
+        routes={
+            name: dict.fromkeys([f"{phase}_token_frac" for phase in phases], share)
+            for name, share in (("high", high_frac), ("low", 1.0 - high_frac))
+        },
+    )
+
+
+def _apportion(shares: Sequence[float], high_frac: float) -> list[float]:
+    """Per window how much of it runs high: the largest shares first, ``high_frac`` on average."""
     left, by_window = high_frac * len(shares), [0.0] * len(shares)
     for window in sorted(range(len(shares)), key=lambda index: -shares[index]):
         by_window[window] = min(1.0, max(0.0, left))
         left -= by_window[window]
-    decode = mix(high.decode, low.decode, by_window) if high.decode and low.decode else None
-    return Quality(
-        prefill=mix(high.prefill, low.prefill, by_window), decode=decode, high_frac=high_frac
-    )
+    return by_window
 
 
 def _reference_logp(reference: LLM, window: list[int], tick: Tick) -> Tensor:
@@ -170,33 +202,13 @@ def _reference_logp(reference: LLM, window: list[int], tick: Tick) -> Tensor:
     return logp_NV
 
 
-def _score_decode(
-    llm: LLM, windows: list[list[int]], tails_TV: list[Tensor], tick: Tick
-) -> TokenScores:
-    """Forced decode of the rows in ``tails_TV``: the reference's, float32 ``[decode tokens, V]``."""
-    collected = _Collected()
-    prefix = len(windows[0]) - tails_TV[0].shape[0]
-
-    def compare(index: int, position: int, logits_TV: Tensor) -> None:
-        first = max(prefix - position, 0)  # the last prefilled token's row is not a decode row
-        position, logits_TV = position + first, logits_TV[first:]
-        tick(count=logits_TV.shape[0] + (prefix if first else 0))
-        if logits_TV.shape[0]:
-            collected.add(
-                index, position, tails_TV[index][position - prefix :], logits_TV, windows[index]
-            )
-
-    llm.score(windows, sink=compare, prefill_len=prefix)
-    return collected.scores()
-
-
 class _Collected:
-    """Rows of one system and phase as they come in."""
+    """Rows of one system and phase as they come in, and the routes of the tokens behind them."""
 
-    def __init__(self) -> None:
+    def __init__(self, llm: LLM, phase: Phase) -> None:
+        self._llm, self._phase = llm, phase
         self._parts: list[TokenScores] = []
-        self.tokens = 0
-        self.high_tokens = 0.0
+        self._executed_R: Ints = np.zeros(len(llm.engine.stats.route_names), np.int64)
 
     def add(
         self, window: int, position: int, logp_TV: Tensor, logits_TV: Tensor, ids: list[int]
@@ -210,21 +222,48 @@ class _Collected:
             )
         )
 
-    def score_prefill(
-        self, llm: LLM, index: int, window: list[int], logp_NV: Tensor, tick: Tick
-    ) -> None:
+    def score_prefill(self, index: int, window: list[int], logp_NV: Tensor, tick: Tick) -> None:
         """Send one window through prefill chunks."""
 
         def compare(_: int, position: int, logits_TV: Tensor) -> None:
             self.add(index, position, logp_NV[position:], logits_TV, window)
             tick(count=logits_TV.shape[0])
 
-        llm.engine.stats.reset()
-        llm.score([window], sink=compare)
-        high, total = high_work(llm)
-        self.high_tokens += high
-        self.tokens += total
+        self._score([window], compare)
+
+    def score_decode(self, windows: list[list[int]], tails_TV: list[Tensor], tick: Tick) -> None:
+        """Forced decode of the rows in ``tails_TV``: the reference's, float32 ``[tokens, V]``."""
+        prefix = len(windows[0]) - tails_TV[0].shape[0]
+
+        def compare(index: int, position: int, logits_TV: Tensor) -> None:
+            first = max(prefix - position, 0)  # the last prefilled token's row is not a decode row
+            position, logits_TV = position + first, logits_TV[first:]
+            tick(count=logits_TV.shape[0] + (prefix if first else 0))
+            if logits_TV.shape[0]:
+                tail_TV = tails_TV[index][position - prefix :]
+                self.add(index, position, tail_TV, logits_TV, windows[index])
+
+        self._score(windows, compare, prefill_len=prefix)
+
+    def _score(
+        self, windows: list[list[int]], sink: ScoreSink, prefill_len: int | None = None
+    ) -> None:
+        stats = self._llm.engine.stats
+        stats.reset()
+        self._llm.score(windows, sink=sink, prefill_len=prefill_len)
+        self._executed_R += stats.executed_tokens[self._phase]
 
     def scores(self) -> TokenScores:
         """All rows so far."""
         return TokenScores.concatenate(self._parts)
+
+    @property
+    def high_frac(self) -> float:
+        """Share of the work on the executor "high"."""
+        return float(self._executed_R @ high_layers(self._llm)) / int(self._executed_R.sum())
+
+    def route_fracs(self) -> dict[str, float]:
+        """By route name its share of the executed tokens."""
+        fracs_R = self._executed_R / self._executed_R.sum()
+        names = self._llm.engine.stats.route_names
+        return dict(zip(names, fracs_R.tolist(), strict=True))

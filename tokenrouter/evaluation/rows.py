@@ -15,8 +15,10 @@ class SystemRow:
     Attributes:
         name: all_high, all_low, request_level, static_batch, or the chosen router's name.
         chosen: this is the router that the run is about.
-        high_frac: share of tokens on the route "high" while serving the requests.
-        eval_high_frac: the same in forced prefill of the windows.
+        high_frac: share of tokens on the route "high" while serving the requests: what throughput
+            belongs to.
+        eval_high_frac: the same in forced prefill of the windows: what KL belongs to.
+        eval_decode_high_frac: the same in forced decode.
     """
 
     name: str
@@ -34,6 +36,7 @@ class SystemRow:
     ppl_rel_pct: float | None = None
     top1_agreement_frac: float | None = None
     eval_high_frac: float | None = None
+    eval_decode_high_frac: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -70,5 +73,6 @@ def make_row(
             "ppl_rel_pct": 100.0 * (quality.prefill.ppl / reference_ppl - 1.0),
             "top1_agreement_frac": quality.prefill.top1_agreement_frac,
             "eval_high_frac": quality.high_frac,
+            "eval_decode_high_frac": quality.decode_high_frac,
         }
     return SystemRow(name=name, chosen=chosen, **values)

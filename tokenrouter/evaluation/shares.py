@@ -19,13 +19,18 @@ def high_work(llm: LLM) -> tuple[float, int]:
     For a router that gives a token one executor for all layers, the first is its number of high
     tokens.
     """
-    num_layers = llm.model.config.num_layers
     tokens_R = llm.engine.stats.executed_tokens.sum(axis=0)
+    return float(tokens_R @ high_layers(llm)), int(tokens_R.sum())
+
+
+def high_layers(llm: LLM) -> npt.NDArray[np.float64]:
+    """Per route of the engine's table the share of its layers on the executor "high"."""
+    num_layers = llm.model.config.num_layers
     layers_R = [
         sum(span.stop - span.start for span in route.spans if span.executor == "high")
         for route in llm.engine.route_table.routes
     ]
-    return float((tokens_R * layers_R).sum()) / num_layers, int(tokens_R.sum())
+    return np.asarray(layers_R, dtype=np.float64) / num_layers
 
 
 def route_shares(

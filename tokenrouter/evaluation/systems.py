@@ -8,6 +8,7 @@ from functools import partial
 
 from tokenrouter import LLM, EngineOptions
 from tokenrouter.engine import calibration
+from tokenrouter.evaluation.held_out import HeldOutWindows
 from tokenrouter.evaluation.progress import progress
 from tokenrouter.evaluation.throughput import num_tokens, run_requests
 from tokenrouter.executors import ExecutorPool
@@ -38,14 +39,21 @@ class Systems:
     Attributes:
         chosen: name of the router that the run is about.
         llms: by name, baselines first; the chosen one among them if it is a baseline, else last.
+        scored: by name those whose quality is measured; request_level's is computed. With a budget
+            the chosen router is another instance here, on an engine of its own, with thresholds for
+            the windows; else all are engines of ``llms``.
         request_router: decides per request, with the chosen router's budget; None where the pool
             has no low path.
-        notes: what was left out, and why.
+        ranking_router: says how needy a window is, as ``scored`` sees it; ``request_router`` itself
+            where there is no budget, None where that is None.
+        notes: what was left out, and why; how a budget was met.
     """
 
     chosen: str
     llms: dict[str, LLM]
+    scored: dict[str, LLM]
     request_router: RequestLevelRouter | None
+    ranking_router: RequestLevelRouter | None
     notes: tuple[str, ...]
 
     @property
@@ -64,6 +72,7 @@ class SystemsBuilder:
         requests: the workload: warms up, and calibrates request_level.
         calibration_ids: passages on which a router with a budget sets its thresholds, of other
             documents than the requests and the evaluated windows.
+        held_out: where it sets those for quality; None: quality is not measured.
     """
 
     model: LoadedModel
@@ -71,6 +80,7 @@ class SystemsBuilder:
     options: EngineOptions
     requests: Sequence[RequestSpec]
     calibration_ids: Sequence[Sequence[int]]
+    held_out: HeldOutWindows | None = None
 
     def llm(self, router: Router, options: EngineOptions | None = None) -> LLM:
         """One engine."""
@@ -96,23 +106,41 @@ class SystemsBuilder:
             ValueError: a router that the pool cannot run or that cannot be calibrated, or a request
                 that an engine refuses.
         """
+        types = TokenTypeTable.from_tokenizer(self.model.tokenizer, self.model.config.vocab_size)
+        for_windows = self.held_out.calibrated(router, types) if self.held_out else router
         if isinstance(router, RequestLevelRouter):
-            types = TokenTypeTable.from_tokenizer(
-                self.model.tokenizer, self.model.config.vocab_size
-            )
             calibrate_on_requests(router, types, self.requests, self.calibration_ids)
         chosen = self.llm(router)
         llms = {"all_high": self.llm(AllHighRouter())}
-        request_router = None
+        request_router = ranking_router = None
         if "low" in self.pool.executors:
             llms["all_low"] = self.llm(AllLowRouter())
-            request_router = _request_router(chosen)
+            request_router = ranking_router = _request_router(router, chosen)
+            if for_windows is not router:
+                ranking_router = _request_router(for_windows, chosen)
+        scored = dict(llms)
+        if not isinstance(router, RequestLevelRouter):
+            scored[router.name] = chosen if for_windows is router else self.llm(for_windows)
         if serve:
             self._serve(chosen, llms, request_router)
-        # Assigning to a name that is there already keeps the baselines' order.
-        llms |= {router.name: chosen}
-        notes = () if request_router else (NO_LOW_NOTE,)
-        return Systems(chosen=router.name, llms=llms, request_router=request_router, notes=notes)
+        notes = () if for_windows is router else (self._budget_note(for_windows),)
+        return Systems(
+            chosen=router.name,
+            # Assigning to a name that is there already keeps the baselines' order.
+            llms=llms | {router.name: chosen},
+            scored=scored,
+            request_router=request_router,
+            ranking_router=ranking_router,
+            notes=notes if request_router else (NO_LOW_NOTE, *notes),
+        )
+
+    def _budget_note(self, router: Router) -> str:
+        assert self.held_out is not None
+        return (
+            f"The budget of {router.name} has thresholds for text and others for requests: for KL, "
+            f"perplexity and top-1 set on held-out passages of {self.held_out.window_tokens:,} tokens "
+            f"({router.version}), for throughput on held-out passages as long as the requests."
+        )
 
     def _serve(
         self, chosen: LLM, llms: dict[str, LLM], request_router: RequestLevelRouter | None
@@ -141,9 +169,12 @@ class SystemsBuilder:
                     run_requests(llm, short, partial(advance, name))
 
 
-def _request_router(chosen: LLM) -> RequestLevelRouter:
-    """Decides per request; the chosen router says which tokens are in need, or the rules do."""
-    router, names = chosen.router, chosen.engine.route_table.names
+def _request_router(router: Router, chosen: LLM) -> RequestLevelRouter:
+    """Decides per request; ``router`` says which tokens are in need, or the rules do.
+
+    ``chosen`` runs ``router``, or the same with other thresholds.
+    """
+    names = chosen.engine.route_table.names
     if isinstance(router, RequestLevelRouter):
         return router
     decides_prompts = router.level == "token" and Phase.PREFILL in router.phases

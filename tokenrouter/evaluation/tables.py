@@ -25,6 +25,7 @@ COLUMNS: tuple[Column, ...] = (
     ("ppl %", lambda row: "" if row.ppl_rel_pct is None else f"{row.ppl_rel_pct:+.2f}"),
     ("top-1 %", lambda row: _number(row.top1_agreement_frac, 1, 1e2)),
     ("high %, text", lambda row: _number(row.eval_high_frac, 1, 1e2)),
+    ("high %, text decode", lambda row: _number(row.eval_decode_high_frac, 1, 1e2)),
     ("high %, requests", lambda row: _number(row.high_frac, 1, 1e2)),
     ("output tok/s [min, max]", lambda row: _spread(row.output_tok_s)),
     ("TTFT p99 ms", lambda row: _number(row.ttft_p99_ms, 0)),

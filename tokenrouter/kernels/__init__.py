@@ -9,19 +9,13 @@ from functools import cache
 
 import torch
 
-from tokenrouter.kernels.base import (
-    AttentionPlan,
-    KernelSet,
-    Norm,
-    PackedWeights,
-    Product,
-    QuantizedRows,
-)
+from tokenrouter.kernels.base import KernelSet
 from tokenrouter.kernels.native import build
 from tokenrouter.kernels.native.build import NativeUnavailable
 from tokenrouter.kernels.native.kernels import DTYPES as NATIVE_DTYPES
 from tokenrouter.kernels.native.kernels import NativeKernels
 from tokenrouter.kernels.reference import ReferenceKernels
+from tokenrouter.kernels.values import AttentionPlan, Norm, PackedWeights, Product, QuantizedRows
 
 __all__ = [
     "BACKENDS",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tokenrouter.kernels.attention import reference as attention_reference
-from tokenrouter.kernels.base import AttentionPlan, KernelSet, PackedWeights, QuantizedRows
+from tokenrouter.kernels.base import KernelSet
 from tokenrouter.kernels.int8_matmul import reference as int8_matmul_reference
 from tokenrouter.kernels.int8_weight_matmul import reference as int8_weight_matmul_reference
 from tokenrouter.kernels.matmul import reference as matmul_reference
@@ -16,6 +16,7 @@ from tokenrouter.kernels.rope_store_kv import reference as rope_store_kv_referen
 from tokenrouter.kernels.routed_matmul import reference as routed_matmul_reference
 from tokenrouter.kernels.row_max import reference as row_max_reference
 from tokenrouter.kernels.silu_mul import reference as silu_mul_reference
+from tokenrouter.kernels.values import AttentionPlan, PackedWeights, QuantizedRows
 from tokenrouter.types import AttentionBatch
 
 PackedInt8 = int8_matmul_reference.PackedInt8

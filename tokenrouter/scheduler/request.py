@@ -43,7 +43,7 @@ class Request:
         num_run: tokens below it have run at least once; never falls.
         num_handed: positions below it had their logits handed to the sink.
         row: its row in the pool's slot table, -1 while it has none.
-        waited_steps: steps that the current decode token has spent in its route's queue.
+        waited_steps: steps that the current decode token has waited for company.
         finished: it has ended; a static batch may still hold its slots.
         first_scheduled_s: when it first ran, NaN before.
         queue_s: seconds in which it could not run, up to the last time it did.
@@ -94,8 +94,9 @@ class Request:
 
     @property
     def num_left(self) -> int:
-        """Tokens that it may still get: as many steps it needs at most, as generation may end before."""
-        return self.max_total - len(self.history)
+        """Steps that it needs at most from here on; generation may end before."""
+        is_forced = self.forced_ids is not None  # then the last token is fed, too
+        return self.max_total - len(self.history) + is_forced
 
     @property
     def decoding(self) -> bool:

@@ -67,8 +67,18 @@ def encode_text(name: str, documents: Sequence[str], tokenizer: Any) -> Text:
 
 
 def encoder(tokenizer: Any) -> Callable[[str], list[int]]:
-    """Text to ids without special tokens."""
+    """Text to ids without special tokens; raises ValueError where there is no tokenizer."""
+    check_tokenizer(tokenizer)
     return lambda text: list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raise ValueError where there is none: every task reads text."""
+    if tokenizer is None:
+        raise ValueError(
+            "this task needs text, and the model has no tokenizer: put its tokenizer files beside its weights, or "
+            "use the Python interface with token ids"
+        )
 
 
 def engine_options(cfg: DictConfig) -> EngineOptions:

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tokenrouter.kernels import NativeUnavailable
+from tokenrouter.tasks import checks
 from tokenrouter.tasks.tracking import TrackedRun, run_name
 from tokenrouter.telemetry import RunFolder, reset_peak_process_bytes
 
@@ -85,10 +86,14 @@ def open_job(
         path: the run folder.
         overrides: what the user typed; it names the job.
         group: the sweep that the job belongs to.
+
+    Raises:
+        ValueError: the config shows a mistake by itself; nothing is loaded then.
     """
     name = " ".join(overrides) or "defaults"
     folder = RunFolder(path, job=name)
     try:
+        checks.check_config(cfg)
         config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
         folder.write_config(OmegaConf.to_yaml(cfg, resolve=True), overrides)
         _prepare_process(cfg)

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from tokenrouter import LLM
 from tokenrouter.evaluation import plots
+from tokenrouter.evaluation.held_out import HeldOutWindows
 from tokenrouter.evaluation.progress import progress
 from tokenrouter.evaluation.quality import (
     Quality,
@@ -36,7 +37,7 @@ from tokenrouter.evaluation.throughput import (
 from tokenrouter.executors import build_pool
 from tokenrouter.kernels import KernelSet, select
 from tokenrouter.models import LoadedModel
-from tokenrouter.tasks import build, report
+from tokenrouter.tasks import build, checks, report
 from tokenrouter.tasks.common import Job
 from tokenrouter.telemetry import DecisionLog, collect_provenance, write_decisions
 from tokenrouter.workloads import RequestSpec, windows
@@ -88,8 +89,8 @@ def compare(job: Job, *, serve: bool, score: bool) -> None:
     notes = report.notes(cfg, setup, served, scored, provenance)
     table = report.write_tables(job.folder, rows.values(), notes)
     drawn = draw(job.folder.path, rows, systems, served, caption=" \n".join(notes[-2:]))
-    job.finish(report.build_metrics(systems, rows, served, scored), drawn)
     print(f"\n{table}")
+    job.finish(report.build_metrics(systems, rows, served, scored), drawn)
 
 
 def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
@@ -105,6 +106,10 @@ def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
         reference, model = (model if score else None), model.astype(cfg.model.dtype)
         kernels = select(cfg.kernels.backend, dtype=reference.dtype) if reference else None
         advance("model")
+        if settings:
+            checks.check_windows(
+                settings.window_tokens, model.config.max_model_len, options.num_kv_slots
+            )
         text = build.encode_text(source.name, sides.evaluation, model.tokenizer)
         held_out = build.encode_text(source.name, sides.calibration, model.tokenizer)
         requests = workload.requests(build.encoder(model.tokenizer), text.ids)
@@ -116,6 +121,7 @@ def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
             options=options,
             requests=requests,
             calibration_ids=calibration_passages(requests, held_out.ids, seed=cfg.seed),
+            held_out=held_out_windows(held_out, settings) if settings else None,
         )
         advance("executors")
         systems = builder.build(router, serve=serve)
@@ -129,6 +135,15 @@ def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
         reference=reference,
         reference_kernels=kernels,
         settings=settings,
+    )
+
+
+def held_out_windows(text: build.Text, settings: QualitySettings) -> HeldOutWindows:
+    """Passages of ``text``, the calibration side, as forced prefill and decode see windows."""
+    return HeldOutWindows(
+        text_ids=text.ids,
+        window_tokens=settings.window_tokens,
+        decode_tokens=settings.decode_tokens if settings.decodes else 0,
     )
 
 
@@ -152,11 +167,9 @@ def measure(setup: Setup) -> QualityReport:
         executors=build_pool("full", setup.reference, kernels=setup.reference_kernels),
         options=replace(setup.builder.options, dispatch="mixed"),
     )
-    derived = ("request_level", "static_batch")
-    llms = {name: llm for name, llm in systems.llms.items() if name not in derived}
-    measured = measure_quality(reference, llms, setup.windows, setup.settings)
+    measured = measure_quality(reference, systems.scored, setup.windows, setup.settings)
     qualities: dict[str, Quality] = dict(measured.systems)
-    router = systems.request_router
+    router = systems.ranking_router
     if router is not None:
         target = (
             router.high_frac

@@ -1,16 +1,17 @@
 """Streams one completion to the terminal and says which routes its tokens took."""
 
 import time
+from typing import Any
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from tokenrouter import LLM, RequestOutput, SamplingParams
 from tokenrouter.evaluation.metrics import serving_sections, throughput_section
 from tokenrouter.evaluation.progress import progress
 from tokenrouter.evaluation.throughput import Repeat, Throughput, make_repeat
 from tokenrouter.executors import build_pool
-from tokenrouter.tasks import build
+from tokenrouter.tasks import build, checks
 from tokenrouter.tasks.common import Job
 from tokenrouter.telemetry import collect_provenance, peak_process_bytes
 
@@ -20,9 +21,10 @@ def run(job: Job) -> None:
     cfg = job.cfg
     router, spec = instantiate(cfg.router), instantiate(cfg.executor)
     options = build.engine_options(cfg)
-    params = SamplingParams(**cfg.sampling)
+    params = _sampling_params(cfg)
     with progress("set-up", 3, unit="stages") as advance:
         model = build.load(cfg, cfg.model.dtype)
+        build.check_tokenizer(model.tokenizer)
         advance("model")
         pool = build_pool(spec, model, kernels=cfg.kernels.backend)
         advance("executors")
@@ -43,6 +45,13 @@ def run(job: Job) -> None:
     memory = {"peak_process_bytes": peak_process_bytes()}
     throughput = throughput_section(served, {})
     job.finish({"throughput": throughput, "latency": latency, "memory": memory} | sections)
+
+
+def _sampling_params(cfg: DictConfig) -> SamplingParams:
+    """``sampling`` of conf/task/generate; raises ValueError for an unknown option or a value out of range."""
+    options: Any = OmegaConf.to_container(cfg.sampling, resolve=True)
+    checks.check_options("sampling", options, SamplingParams)
+    return SamplingParams(**options)
 
 
 def _prompt(llm: LLM, cfg: DictConfig) -> str | list[int]:

@@ -4,15 +4,17 @@ The run folder is the source of truth; a tracker gets a copy.
 """
 
 import hashlib
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from tokenrouter.telemetry.runfolder import leaves
 
+log = logging.getLogger(__name__)
 MAX_NAME = 96
 
 
@@ -52,22 +54,57 @@ class NoRun(TrackedRun):
 
 
 class WandbRun(TrackedRun):
-    """A W&B run."""
+    """A W&B run. What W&B does not take is kept for one warning at the end: it fails no job.
 
-    def __init__(self, run: Any) -> None:
-        self._run = run
+    Args:
+        run: of ``wandb.init``.
+        folder: the run folder, where the results lie in any case.
+    """
+
+    def __init__(self, run: Any, folder: Path) -> None:
+        self._run, self._folder = run, folder
+        self._lost: list[str] = []
+        self._error: Exception | None = None
 
     def log_metrics(self, metrics: Mapping[str, Any]) -> None:
         """See TrackedRun."""
-        self._run.log(
-            {path.replace(".", "/"): value for path, value in leaves(metrics) if value is not None}
-        )
+        values = {
+            path.replace(".", "/"): value for path, value in leaves(metrics) if value is not None
+        }
+        self._try("the metrics", lambda: self._run.log(values))
 
     def log_images(self, paths: Sequence[Path]) -> None:
         """See TrackedRun."""
         import wandb
 
-        self._run.log({path.stem: wandb.Image(str(path)) for path in paths})
+        self._try(
+            f"the plots {', '.join(path.name for path in paths)}",
+            lambda: self._run.log({path.stem: wandb.Image(str(path)) for path in paths}),
+        )
+
+    def finish(self, exit_code: int) -> None:
+        """Close the run, and warn of what did not reach it."""
+        self._try(f"the run's end (exit code {exit_code})", lambda: self._run.finish(exit_code))
+        if self._error is None:
+            return
+        import wandb
+
+        with suppress(Exception):  # a broken connection would also fail the sweep's next job
+            wandb.teardown(exit_code)
+        log.warning(
+            "W&B did not log %s (%s: %s); everything that was written lies in the run folder %s",
+            " and ".join(self._lost),
+            type(self._error).__name__,
+            self._error,
+            self._folder,
+        )
+
+    def _try(self, what: str, send: Callable[[], None]) -> None:
+        try:
+            send()
+        except Exception as error:
+            self._lost.append(what)
+            self._error = self._error or error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +143,10 @@ class WandbTracker:
     def open(
         self, folder: Path, *, config: Mapping[str, Any], name: str, group: str | None
     ) -> Iterator[TrackedRun]:
-        """A new run below ``folder``, never an earlier job's; failed when the job failed."""
+        """A new run below ``folder``, never an earlier job's; failed when the job failed.
+
+        An error while it starts is raised; a later one is a warning, since the run folder has the results.
+        """
         import wandb
 
         settings = wandb.Settings(
@@ -124,9 +164,10 @@ class WandbTracker:
             reinit="create_new",
             settings=settings,
         )
+        tracked = WandbRun(run, folder)
         try:
-            yield WandbRun(run)
+            yield tracked
         except BaseException:
-            run.finish(exit_code=1)
+            tracked.finish(1)
             raise
-        run.finish(exit_code=0)
+        tracked.finish(0)

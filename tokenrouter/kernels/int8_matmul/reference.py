@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenrouter.kernels.base import QuantizedRows, check_gated
 from tokenrouter.kernels.silu_mul.reference import silu_mul
+from tokenrouter.kernels.values import QuantizedRows, check_gated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

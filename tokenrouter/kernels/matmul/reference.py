@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenrouter.kernels.base import check_gated
 from tokenrouter.kernels.silu_mul.reference import silu_mul
+from tokenrouter.kernels.values import check_gated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

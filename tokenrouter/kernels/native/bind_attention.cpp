@@ -1,5 +1,7 @@
 // Python's view of RoPE with the KV write, and of attention: a plan, made once per forward and run once per layer.
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "attention/native.h"
@@ -10,8 +12,8 @@
 namespace tr {
 namespace {
 
-void rope(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& slots, const Tensor& kv,
-          const Tensor& q_out, const std::optional<Tensor>& kv_scale) {
+RopeArgs rope_args(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& slots, const Tensor& kv,
+                   const Tensor& q_out, const std::optional<Tensor>& kv_scale) {
     check_float(qkv, "qkv");
     check_rows(qkv, "qkv");
     TORCH_CHECK_VALUE(kv.dim() == 3 && kv.size(1) % 2 == 0, "kv must be [slots, 2 x key heads, head size], got ",
@@ -39,11 +41,17 @@ void rope(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor&
         check_contiguous(*kv_scale, "kv_scale");
     }
     check_slots(slots.data_ptr<int64_t>(), tokens, kv.size(0));
-    rope_store_kv({qkv.data_ptr(), qkv.stride(0), cos.data_ptr(), sin.data_ptr(), slots.data_ptr<int64_t>(),
-                   q_out.data_ptr(), kv.data_ptr(), kv_scale ? kv_scale->data_ptr<float>() : nullptr, tokens,
-                   q_out.size(1), kv.size(1) / 2, dim},
-                  is_bf16(qkv));
+    return {qkv.data_ptr(), qkv.stride(0), cos.data_ptr(), sin.data_ptr(), slots.data_ptr<int64_t>(),
+            q_out.data_ptr(), kv.data_ptr(), kv_scale ? kv_scale->data_ptr<float>() : nullptr, tokens,
+            q_out.size(1), kv.size(1) / 2, dim};
 }
+
+void rope(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& slots, const Tensor& kv,
+          const Tensor& q_out, const std::optional<Tensor>& kv_scale) {
+    rope_store_kv(rope_args(qkv, cos, sin, slots, kv, q_out, kv_scale), is_bf16(qkv));
+}
+
+constexpr int64_t kMaxPosition = int64_t(1) << 60;  // sums of positions and counts stay below 2^63
 
 // A plan and the tensors that it points into.
 class Plan {
@@ -80,8 +88,9 @@ class Plan {
             const int64_t r = row.data_ptr<int64_t>()[i], start = query_start.data_ptr<int64_t>()[i];
             TORCH_CHECK_INDEX(r >= 0 && r < slots.size(0), "row ", r, " is outside the slot table");
             TORCH_CHECK_INDEX(keys >= 0 && keys <= slots.size(1), keys, " keys are more than the slot table holds");
-            TORCH_CHECK_VALUE(queries >= 1 && queries <= num_tokens_ - at && start >= 0, "request ", i, " has ",
-                              queries, " queries from position ", start, "; ", num_tokens_ - at, " rows are left");
+            TORCH_CHECK_VALUE(queries >= 1 && queries <= num_tokens_ - at && start >= 0 && start <= kMaxPosition,
+                              "request ", i, " has ", queries, " queries from position ", start, "; ",
+                              num_tokens_ - at, " rows are left");
             const int64_t* first_slot = slots.data_ptr<int64_t>() + r * slots.size(1);
             check_slots(first_slot, keys, num_slots);
             requests.push_back({query_rows.data_ptr<int64_t>() + at, queries, start, first_slot,
@@ -94,6 +103,11 @@ class Plan {
     }
 
     void run(const Tensor& q, const Tensor& kv, const Tensor& out, const std::optional<Tensor>& received) {
+        plan_->run(run_args(q, kv, out, received));
+    }
+
+    AttentionRun run_args(const Tensor& q, const Tensor& kv, const Tensor& out,
+                          const std::optional<Tensor>& received) const {
         const auto dtype = shape_.is_bf16 ? at::kBFloat16 : at::kFloat;
         const int64_t heads = shape_.num_heads, dim = shape_.head_dim;
         check_dtype(q, dtype, "q");
@@ -111,18 +125,20 @@ class Plan {
             check_shape(*received, {plan_->received_size()}, "received");
             check_contiguous(*received, "received");
         }
-        plan_->run({q.data_ptr(), q.stride(0), kv.data_ptr(), out.data_ptr(),
-                    received ? received->data_ptr<float>() : nullptr});
+        return {q.data_ptr(), q.stride(0), kv.data_ptr(), out.data_ptr(),
+                received ? received->data_ptr<float>() : nullptr};
     }
 
-    // rope_store_kv, then run.
+    // rope_store_kv, then run; nothing is written before both are checked.
     void attend(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& slots, const Tensor& kv,
                 const Tensor& out, const std::optional<Tensor>& received) {
-        if (!q_.defined())
-            q_ = at::empty({num_tokens_, shape_.num_heads, shape_.head_dim},
-                           shape_.is_bf16 ? at::kBFloat16 : at::kFloat);
-        rope(qkv, cos, sin, slots, kv, q_, std::nullopt);
-        run(q_, kv, out, received);
+        const auto dtype = shape_.is_bf16 ? at::kBFloat16 : at::kFloat;
+        check_dtype(qkv, dtype, "qkv");
+        check_shape(qkv, {num_tokens_, (shape_.num_heads + 2 * shape_.num_groups) * shape_.head_dim}, "qkv");
+        if (!q_.defined()) q_ = at::empty({num_tokens_, shape_.num_heads, shape_.head_dim}, dtype);
+        const AttentionRun args = run_args(q_, kv, out, received);
+        rope_store_kv(rope_args(qkv, cos, sin, slots, kv, q_, std::nullopt), shape_.is_bf16);
+        plan_->run(args);
     }
 
     int64_t received_size() const { return plan_->received_size(); }

@@ -1,7 +1,7 @@
 // Python's view of products: packed weights, one product, one of two paths, and the fused ones that prepare their own rows.
 #include <array>
 #include <cstring>
-#include <vector>
+#include <optional>
 
 #include "native/bindings.h"
 #include "native/checks.h"
@@ -128,7 +128,7 @@ void routed_matmul(const Tensor& first, const Weights& first_weights, const Tens
 
 // ---- products that prepare their rows ---------------------------------------------------------------------------------
 
-// Work space of one thread's calls: grows to the largest call, so that steps of known size allocate nothing.
+// Work space of one thread's calls: grows to the largest call.
 class Scratch {
   public:
     enum Use { kRows, kScales, kGated, kNumUses };

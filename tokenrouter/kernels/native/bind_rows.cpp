@@ -1,4 +1,6 @@
 // Python's view of the row-wise operators.
+#include <algorithm>
+#include <optional>
 #include <tuple>
 
 #include "native/bindings.h"
@@ -52,7 +54,7 @@ NormArgs norm_args(const Tensor& x, const Tensor& weight, double eps, const std:
 }
 
 void rms_norm_rows(const Tensor& x, const Tensor& weight, double eps, const Tensor& out,
-              const std::optional<Tensor>& residual) {
+                   const std::optional<Tensor>& residual) {
     NormArgs a = norm_args(x, weight, eps, residual);
     check_dtype(out, x.scalar_type(), "out");
     check_shape(out, x.sizes(), "out");

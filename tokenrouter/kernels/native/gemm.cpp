@@ -53,8 +53,12 @@ TR_INLINE void finish_body(const Gemm& g, const Sum* sums, int64_t m0, int64_t r
     for (int64_t i = 0; i < rows; ++i, sums += kPanel) {
         Out* out = static_cast<Out*>(g.out) + (m0 + i) * g.out_stride + panel * width;
         const float by = row_scale(g, m0 + i);
-        const f32x16 low = unfused<V>(as_float<V>(sums) * scale0 * by) + bias0;
-        const f32x16 high = unfused<V>(as_float<V>(sums + kLanes) * scale1 * by) + bias1;
+        f32x16 low = unfused<V>(as_float<V>(sums) * scale0 * by);
+        f32x16 high = unfused<V>(as_float<V>(sums + kLanes) * scale1 * by);
+        if (g.bias) {
+            low += bias0;
+            high += bias1;
+        }
         if (g.gated) {
             const f32x16 gate = sizeof(Out) == sizeof(bf16) ? silu_for_bf16<V>(low) : silu<V>(low);
             put<V>(out, gate * high, count, g.accumulate);

@@ -3,48 +3,19 @@
 Products of bfloat16 and int8 rows are ours; a dense float32 product is torch's (MKL is as fast as the cores allow).
 """
 
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from tokenrouter.kernels.base import (
-    AttentionPlan,
-    Norm,
-    PackedWeights,
-    Product,
-    QuantizedRows,
-    check_gated,
-)
 from tokenrouter.kernels.int8_matmul.reference import quantize_weight
 from tokenrouter.kernels.matmul import reference as matmul_reference
+from tokenrouter.kernels.native.packed import NativePacked, handle_for, pack
 from tokenrouter.kernels.reference import ReferenceKernels
+from tokenrouter.kernels.values import AttentionPlan, Norm, PackedWeights, Product, QuantizedRows
 from tokenrouter.types import AttentionBatch
 
 DTYPES = (torch.bfloat16, torch.float32)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NativePacked:
-    """Weights in panels (``panel.h``), with scales and bias; ``handle`` is the compiled module's object."""
-
-    handle: Any
-
-    @property
-    def weight(self) -> Tensor:
-        """The panels' bytes."""
-        data: Tensor = self.handle.data
-        return data
-
-
-def _interleave(gate_up: Tensor) -> Tensor:
-    """``[2 I, ...]``, gate then up, as blocks of 16 gate and 16 up rows, padded with zeros to whole blocks."""
-    halves = gate_up.unflatten(0, (2, -1))
-    padding = halves.new_zeros(2, -halves.shape[1] % 16, *halves.shape[2:])
-    blocks = torch.cat((halves, padding), 1).unflatten(1, (-1, 16))
-    interleaved: Tensor = blocks.transpose(0, 1).flatten(0, 2).contiguous()
-    return interleaved
 
 
 class NativeKernels(ReferenceKernels):
@@ -112,7 +83,7 @@ class NativeKernels(ReferenceKernels):
         """See KernelSet."""
         if weight_NK.dtype != torch.bfloat16:
             return matmul_reference.pack(weight_NK, bias_N, gated=gated)
-        return self._pack(weight_NK, None, bias_N, gated)
+        return pack(self._module, weight_NK, None, bias_N, gated=gated)
 
     def matmul(
         self,
@@ -131,7 +102,7 @@ class NativeKernels(ReferenceKernels):
         self, weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False
     ) -> PackedWeights:
         """See KernelSet."""
-        return self._pack(*quantize_weight(weight_NK), bias_N, gated)
+        return pack(self._module, *quantize_weight(weight_NK), bias_N, gated=gated)
 
     def int8_matmul(
         self,
@@ -190,7 +161,7 @@ class NativeKernels(ReferenceKernels):
         """See KernelSet."""
         if not isinstance(packed, NativePacked):
             return super().project(product, x_TK, packed, norm=norm, out=out, accumulate=accumulate)
-        handle = packed.handle
+        handle = handle_for(product, packed)
         if out is None:
             out = torch.empty(x_TK.shape[0], handle.n, dtype=x_TK.dtype)
         weight_E, eps = norm or (None, 0.0)
@@ -210,8 +181,8 @@ class NativeKernels(ReferenceKernels):
         if not isinstance(gate_up, NativePacked) or not isinstance(down, NativePacked):
             super().mlp(product, x_TE, norm, gate_up, down)
             return
-        int8_rows = product is Product.INT8
-        self._module.mlp(x_TE, norm.weight_E, norm.eps, gate_up.handle, down.handle, int8_rows)
+        handles = handle_for(product, gate_up), handle_for(product, down)
+        self._module.mlp(x_TE, norm.weight_E, norm.eps, *handles, product is Product.INT8)
 
     def rope_store_kv(
         self,
@@ -293,8 +264,8 @@ class NativeKernels(ReferenceKernels):
     ) -> Tensor:
         """See KernelSet."""
         if out is None:
-            head_dim, planes = kv_SPD.shape[2], kv_SPD.shape[1]
-            out = qkv_TO.new_empty(qkv_TO.shape[0], qkv_TO.shape[1] - planes * head_dim)
+            width = qkv_TO.shape[1] - kv_SPD.shape[1] * kv_SPD.shape[2]
+            out = qkv_TO.new_empty(qkv_TO.shape[0], max(width, 0))
         cast(Any, plan).attend(qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, out, received)
         return out
 
@@ -304,19 +275,6 @@ class NativeKernels(ReferenceKernels):
             return super().row_max(x_TV)
         values_T, ids_T = self._module.row_max(x_TV)
         return values_T, ids_T
-
-    def _pack(
-        self, weight_NK: Tensor, scale_N: Tensor | None, bias_N: Tensor | None, gated: bool
-    ) -> NativePacked:
-        bias_N = None if bias_N is None else bias_N.float()
-        outputs = 0
-        if gated:
-            check_gated(weight_NK)
-            outputs = weight_NK.shape[0] // 2
-            weight_NK = _interleave(weight_NK)
-            scale_N = None if scale_N is None else _interleave(scale_N)
-            bias_N = None if bias_N is None else _interleave(bias_N)
-        return NativePacked(handle=self._module.Weights(weight_NK, scale_N, bias_N, outputs))
 
     def _product(
         self,

@@ -1,16 +1,11 @@
 // See panel.h. The micro-kernels: tiles, 512-bit dot products, 256-bit, plain.
 #include "native/panel.h"
 
-#include "native/tiles.h"
-
 #include <algorithm>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 #include "native/isa.h"
 #include "native/simd.h"
+#include "native/tiles.h"
 
 namespace tr {
 namespace {

@@ -6,7 +6,7 @@ T rows, K features. Memory bound: reads T x K twice, writes T x K bytes.
 import torch
 from torch import Tensor
 
-from tokenrouter.kernels.base import QuantizedRows, scale_dtype
+from tokenrouter.kernels.values import QuantizedRows, scale_dtype
 
 SMALLEST_SCALE = 1e-35  # keeps a row of zeros at zero
 

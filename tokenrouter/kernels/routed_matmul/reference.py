@@ -6,10 +6,10 @@ read the same int8 weights, these are streamed once.
 
 from torch import Tensor
 
-from tokenrouter.kernels.base import QuantizedRows
 from tokenrouter.kernels.int8_matmul.reference import PackedInt8, int8_matmul
 from tokenrouter.kernels.int8_weight_matmul.reference import int8_weight_matmul
 from tokenrouter.kernels.matmul.reference import PackedMatmul, matmul
+from tokenrouter.kernels.values import QuantizedRows
 
 
 def routed_matmul(

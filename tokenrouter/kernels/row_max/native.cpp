@@ -1,6 +1,7 @@
 // The largest value of each row and its lowest index; NaN counts as largest.
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "native/rows.h"

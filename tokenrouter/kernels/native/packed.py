@@ -1,0 +1,67 @@
+"""Weights as the compiled products read them. N outputs, K inputs, I intermediate."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenrouter.kernels.values import Product, check_gated
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NativePacked:
+    """Weights in panels (``panel.h``), with scales and bias; ``handle`` is the compiled module's object."""
+
+    handle: Any
+    is_int8: bool
+
+    @property
+    def weight(self) -> Tensor:
+        """The panels' bytes."""
+        data: Tensor = self.handle.data
+        return data
+
+
+def pack(
+    module: Any,
+    weight_NK: Tensor,
+    scale_N: Tensor | None,
+    bias_N: Tensor | None,
+    *,
+    gated: bool,
+) -> NativePacked:
+    """Panels of bfloat16 weights, or of int8 weights with ``scale_N``.
+
+    Raises:
+        ValueError: gated weights with an odd number of rows, or scales or a bias of another length.
+    """
+    bias_N = None if bias_N is None else bias_N.float()
+    outputs = 0
+    if gated:
+        check_gated(weight_NK)
+        outputs = weight_NK.shape[0] // 2
+        weight_NK = _interleave(weight_NK)
+        scale_N = None if scale_N is None else _interleave(scale_N)
+        bias_N = None if bias_N is None else _interleave(bias_N)
+    return NativePacked(
+        handle=module.Weights(weight_NK, scale_N, bias_N, outputs),
+        is_int8=weight_NK.dtype == torch.int8,
+    )
+
+
+def handle_for(product: Product, packed: NativePacked) -> Any:
+    """The object that the compiled ``product`` takes; raises ValueError where the weights have another format."""
+    if packed.is_int8 is (product is Product.DENSE):
+        found = "int8" if packed.is_int8 else "dense"
+        raise ValueError(f"{product.value} was given {found} weights: pack them for this product")
+    return packed.handle
+
+
+def _interleave(gate_up: Tensor) -> Tensor:
+    """``[2 I, ...]``, gate then up, as blocks of 16 gate and 16 up rows, padded with zeros to whole blocks."""
+    halves = gate_up.unflatten(0, (2, -1))
+    padding = halves.new_zeros(2, -halves.shape[1] % 16, *halves.shape[2:])
+    blocks = torch.cat((halves, padding), 1).unflatten(1, (-1, 16))
+    interleaved: Tensor = blocks.transpose(0, 1).flatten(0, 2).contiguous()
+    return interleaved

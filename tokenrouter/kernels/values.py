@@ -1,0 +1,72 @@
+"""What operators take and give beside tensors: quantised rows, packed weights, norms, plans.
+
+T rows, K inputs, E features.
+"""
+
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class QuantizedRows(NamedTuple):
+    """``x ~ q_TK * scale_T1``: int8 values in -127 .. 127, a scale per row, and the dtype of ``x``.
+
+    The scales are bfloat16 for a bfloat16 ``x``, else float32 (float16 has no room for small ones).
+    """
+
+    q_TK: Tensor
+    scale_T1: Tensor
+    dtype: torch.dtype
+
+    @classmethod
+    def empty(cls, num_rows: int, width: int, dtype: torch.dtype) -> "QuantizedRows":
+        """Room for ``num_rows`` rows of ``width`` values of ``dtype``."""
+        return cls(
+            torch.empty(num_rows, width, dtype=torch.int8),
+            torch.empty(num_rows, 1, dtype=scale_dtype(dtype)),
+            dtype,
+        )
+
+
+def scale_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of row scales for rows of ``dtype``."""
+    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+
+
+def check_gated(weight_NK: Tensor) -> None:
+    """Raises ValueError when ``weight_NK`` cannot be gate rows and as many up rows."""
+    if weight_NK.shape[0] % 2:
+        raise ValueError(f"gated weights need an even number of rows, got {weight_NK.shape[0]}")
+
+
+class Product(Enum):
+    """How rows meet weights: which operator a path's linears are."""
+
+    DENSE = "matmul"
+    INT8 = "int8_matmul"  # of quantize_rows
+    INT8_WEIGHT = "int8_weight_matmul"
+
+
+class Norm(NamedTuple):
+    """An RMS norm: ``weight_E`` in the rows' dtype, and its epsilon."""
+
+    weight_E: Tensor
+    eps: float
+
+
+class PackedWeights(Protocol):
+    """Weights in the layout that one backend's products read; opaque to everyone else."""
+
+    @property
+    def weight(self) -> Tensor:
+        """The tensor that a product streams."""
+
+
+class AttentionPlan(Protocol):
+    """What one backend prepared for a forward; opaque to everyone else."""
+
+    @property
+    def received_size(self) -> int:
+        """Length of ``received``: the visible entries of all requests, request by request."""

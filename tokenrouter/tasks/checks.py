@@ -1,0 +1,98 @@
+"""Mistakes that show before anything is measured: in the config by itself, or beside the loaded model."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from hydra.utils import get_object
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+_HINTS = {"model.name": "<hub name, local folder or .gguf file>"}
+_HYDRAS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
+
+
+def check_config(cfg: DictConfig) -> None:
+    """Refuse what cannot run whatever is loaded.
+
+    Args:
+        cfg: the composed config.
+
+    Raises:
+        ValueError: a mandatory value is missing, an option is unknown to the target that it is for, or
+            ``evaluation.num_repeats`` is below 1.
+    """
+    if missing := sorted(OmegaConf.missing_keys(cfg)):
+        wanted = " ".join(f"{key}={_HINTS.get(key, '<value>')}" for key in missing)
+        raise ValueError(f"{', '.join(missing)} has no value yet; add to the command: {wanted}")
+    for path, node in _targets(cfg):
+        try:
+            target = get_object(node["_target_"])
+        except ImportError:
+            continue  # Hydra says so with the config's key when it builds the object
+        check_options(path, map(str, node), target)
+    num_repeats = cfg.evaluation.num_repeats
+    if not isinstance(num_repeats, int) or num_repeats < 1:
+        raise ValueError(
+            f"evaluation.num_repeats must be at least 1 (passes over the requests), got {num_repeats!r}"
+        )
+
+
+def check_options(path: str, options: Iterable[str], target: Callable[..., Any]) -> None:
+    """Refuse options that ``target`` does not take.
+
+    Args:
+        path: of the config's node, for messages.
+        options: its keys.
+        target: a class or function, which is not called.
+
+    Raises:
+        ValueError: an unknown option, with those that ``target`` has.
+    """
+    parameters = inspect.signature(target).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [parameter.name for parameter in parameters]
+    for option in options:
+        if option in _HYDRAS or option in known:
+            continue
+        close = difflib.get_close_matches(option, known, n=1)
+        meant = f"; did you mean {path}.{close[0]}?" if close else ""
+        raise ValueError(
+            f"{path}.{option} is no option of {target.__name__}; its options: {', '.join(known) or 'none'}{meant}"
+        )
+
+
+def check_windows(window_tokens: int, max_model_len: int, num_slots: int | None) -> None:
+    """Refuse windows of text that no engine takes whole.
+
+    Args:
+        window_tokens: length of an evaluation window.
+        max_model_len: the model's length in tokens.
+        num_slots: of the KV pool; None holds any request.
+
+    Raises:
+        ValueError: a window is longer than the model's length or the pool.
+    """
+    if window_tokens > max_model_len:
+        raise ValueError(
+            f"evaluation.window_tokens={window_tokens} is longer than the model's length of {max_model_len} tokens: "
+            f"set evaluation.window_tokens to at most {max_model_len}, or raise model.max_model_len where it is set"
+        )
+    if num_slots is not None and window_tokens > num_slots:
+        raise ValueError(
+            f"a window of {window_tokens} tokens needs as many KV slots, and the pool has {num_slots}: lower "
+            "evaluation.window_tokens or raise kvcache.num_slots"
+        )
+
+
+def _targets(node: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
+    """Every node with a ``_target_``, and its dotted path."""
+    if isinstance(node, ListConfig):
+        for index, item in enumerate(node):
+            yield from _targets(item, f"{path}[{index}]")
+    elif isinstance(node, DictConfig):
+        if "_target_" in node:
+            yield path, node
+        for key in node:
+            yield from _targets(node[key], f"{path}.{key!s}".removeprefix("."))
