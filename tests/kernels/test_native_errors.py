@@ -133,6 +133,10 @@ REFUSED: dict[str, tuple[Call, str]] = {
         lambda k: k.pack_matmul(torch.ones(5, 8, dtype=BF16), torch.ones(4)),
         "bias",
     ),
+    "packing another gated bias": (
+        lambda k: k.pack_matmul(torch.ones(6, 8, dtype=BF16), torch.ones(5), gated=True),
+        "bias",
+    ),
     "int8 packing another bias": (lambda k: k.pack_int8(torch.ones(5, 8), torch.ones(6)), "bias"),
     "an unknown instruction set": (lambda k: k.limit_isa("avx1024"), "avx1024.*plain, avx2"),
 }

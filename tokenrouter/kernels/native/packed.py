@@ -41,6 +41,8 @@ def pack(
     if gated:
         check_gated(weight_NK)
         outputs = weight_NK.shape[0] // 2
+        if bias_N is not None and bias_N.shape != weight_NK.shape[:1]:
+            raise ValueError(f"bias has shape {list(bias_N.shape)} for {weight_NK.shape[0]} rows")
         weight_NK = _interleave(weight_NK)
         scale_N = None if scale_N is None else _interleave(scale_N)
         bias_N = None if bias_N is None else _interleave(bias_N)
