@@ -5,7 +5,7 @@ their own until there are ``min_batch`` of them or one has waited ``max_wait_ste
 `auto`: one forward; where prompt tokens are in the step, everything (both weight sets are read anyway). In decode the
 executor with most tokens runs. The tokens of another wait for company, at most ``max_wait_steps``, while a request that
 will run for longer is in the step (so that these requests end no later than it does; the next in the queue for a seat
-may start later) and while by the costs measured at start-up their company saves a good part of a step.
+may start later) and while by the costs measured at start-up their company saves a tenth of the step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ from tokenrouter.types import RouteTable
 
 DispatchMode = Literal["auto", "mixed", "queued"]
 
-COMPANY = 3  # `auto`: one in so many tokens of a step is company enough
-MIN_SAVED_FRAC = (
-    0.1  # and less than this share of the waiting tokens' own cost is not worth their latency
-)
+# `auto`: one in so many tokens of a step is company enough, and what saves less than this share of the whole step's
+# token-wise cost is not worth a wait.
+COMPANY = 3
+MIN_SAVED_FRAC = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
