@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.tasks.jobs import run_in
+from tokenrouter.tasks import compare
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +13,17 @@ def tradeoff_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The main job on a tiny model, logged to W&B offline, with decisions."""
     path = tmp_path_factory.mktemp("tradeoff")
     return run_in(path, "debug=tiny", "logger=wandb", "log_decisions=true")
+
+
+@pytest.fixture
+def setups(monkeypatch: pytest.MonkeyPatch) -> list[compare.Setup]:
+    """Fills with what each comparison built before it measured quality."""
+    found: list[compare.Setup] = []
+    measure = compare.measure
+
+    def keep(setup: compare.Setup) -> object:
+        found.append(setup)
+        return measure(setup)
+
+    monkeypatch.setattr(compare, "measure", keep)
+    return found

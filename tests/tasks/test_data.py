@@ -9,6 +9,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from tests.tasks.jobs import ROOT, compose_config, run_in
+from tokenrouter.tasks import compare
 from tokenrouter.workloads import LocalText, calibration_documents, evaluation_documents
 
 LOCAL = sorted(
@@ -66,19 +67,9 @@ def test_a_local_set_is_evaluated(name: str, data_dir: Path, tmp_path: Path) -> 
 
 
 def test_a_comparison_evaluates_and_calibrates_on_different_documents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, setups: list[compare.Setup]
 ) -> None:
     """Thresholds were set on random passages of the very text that was evaluated."""
-    from tokenrouter.tasks import compare
-
-    setups: list[compare.Setup] = []
-    measure = compare.measure
-
-    def keep(setup: compare.Setup) -> object:
-        setups.append(setup)
-        return measure(setup)
-
-    monkeypatch.setattr(compare, "measure", keep)
     run_in(tmp_path, *TINY, "task=evaluate", "router.budget.high_frac=0.2")
     [setup] = setups
     evaluated = _pieces([setup.text.ids])

@@ -149,17 +149,9 @@ def test_the_table_says_that_request_levels_quality_is_computed(tradeoff_run: Pa
 
 
 def test_evaluate_says_the_shares_that_its_kl_belongs_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, setups: list[compare.Setup]
 ) -> None:
     """The section routes is of the requests, which this task does not serve: KL stood alone."""
-    setups: list[compare.Setup] = []
-    measure = compare.measure
-
-    def keep(setup: compare.Setup) -> object:
-        setups.append(setup)
-        return measure(setup)
-
-    monkeypatch.setattr(compare, "measure", keep)
     windows = ("evaluation.num_windows=24", "evaluation.decode_windows=24")
     run_in(tmp_path, "debug=tiny", "task=evaluate", "router.budget.high_frac=0.2", *windows)
     metrics = json.loads((tmp_path / "metrics.json").read_text())
