@@ -6,7 +6,8 @@ Systems: all_high, all_low and routed (the rules as a score, with a budget) on t
 and shared_routed on int8_shared (high = int8 weights with full activations); transformers' `generate` in the same dtype
 in static batches of 8, padded on the left, in the order given. Requests: 16, prompts of 20 to 1000 tokens, outputs of 8
 to 128, greedy, EOS ignored. Beside them: all_high with attention statistics, all_high on the reference kernels, all_low
-with an int8 lm_head. Systems take turns after a turn that does not count. A ratio is taken turn by turn; medians with
+with an int8 lm_head. KL is measured with thresholds set for the windows, and random goes high exactly as often as
+routed. Systems take turns after a turn that does not count. A ratio is taken turn by turn; medians with
 smallest and largest are printed, and the last line is one JSON object with the medians.
 """
 

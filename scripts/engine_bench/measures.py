@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from tokenrouter import LLM
 from tokenrouter.evaluation import ratios as timing
 from tokenrouter.kernels import huge_pages
 from tokenrouter.telemetry import Spread, spread
@@ -88,13 +89,7 @@ def decode_32(bench: Bench) -> Ratios:
     names = ("all_high", "all_low", "routed", "shared_routed")
     systems = {name: bench.systems[name] for name in names}
     systems |= {"observed": bench.observed, "reference_kernels": bench.reference_kernels}
-    context = bench.sizes.decode_context
-    title = f"decode, batch {DECODE_BATCH}, context from {context}"
-    prompts = [bench.ids[61 * row : 61 * row + context] for row in range(DECODE_BATCH)]
-    seconds = timing.decode_turns(
-        systems, prompts, bench.repeats, num_steps=bench.sizes.decode_steps, title=title
-    )
-    print(timing.format_rates(title, seconds, DECODE_BATCH))
+    seconds = decode(bench, systems, DECODE_BATCH, bench.sizes.decode_context)
     return ratios(
         seconds,
         decode32_low_vs_high=("all_low", "all_high"),
@@ -105,33 +100,34 @@ def decode_32(bench: Bench) -> Ratios:
 
 
 def decode_1(bench: Bench) -> Ratios:
-    """One request that decodes alone, also as a share of the rate at which its int8 weights could be copied once a
-    token."""
+    """One request that decodes alone, also as a share of the rate at which its int8 weights could be copied."""
     systems = {name: bench.systems[name] for name in ("all_high", "all_low", "shared_routed")}
     systems |= {"head_low": bench.head_low}
-    title = "decode, batch 1, context from 256"
-    seconds = dict(
-        timing.decode_turns(
-            systems,
-            [bench.ids[:256]],
-            bench.repeats,
-            num_steps=bench.sizes.decode_steps,
-            title=title,
-        )
-    )
+    seconds = decode(bench, systems, 1, 256)
     weights = bench.head_low.pool.executors["low"].packed_weights
     num_bytes = sum(w.numel() * w.element_size() for w in weights)
     copies = {"copy": partial(_copy_s, bench.sizes.copy_bytes)}
     copied = timing.take_turns(copies, bench.repeats, title="copy bandwidth")["copy"]
     bandwidth = spread([bench.sizes.copy_bytes / s for s in copied]).median
-    print(timing.format_rates(title, seconds, 1))
     print(f"  copy bandwidth {bandwidth / 1e9:.1f} GB/s, int8 weights {num_bytes / 1e6:.1f} MB")
-    seconds["weights_once"] = [num_bytes / bandwidth] * bench.repeats
     return ratios(
-        seconds,
+        seconds | {"weights_once": [num_bytes / bandwidth] * bench.repeats},
         decode1_low_vs_high=("all_low", "all_high"),
         decode1_head_low_bandwidth_frac=("head_low", "weights_once"),
     )
+
+
+def decode(
+    bench: Bench, systems: Mapping[str, LLM], batch: int, context: int
+) -> dict[str, list[float]]:
+    """Stretches of decode steps of every system, each with its own running batch; their rates are printed."""
+    title = f"decode, batch {batch}, context from {context}"
+    prompts = [bench.ids[61 * row : 61 * row + context] for row in range(batch)]
+    seconds = timing.decode_turns(
+        systems, prompts, bench.repeats, num_steps=bench.sizes.decode_steps, title=title
+    )
+    print(timing.format_rates(title, seconds, batch))
+    return seconds
 
 
 def turns(bench: Bench, title: str, runs: Mapping[str, timing.Timed], tokens: int) -> Seconds:

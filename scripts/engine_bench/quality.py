@@ -12,7 +12,7 @@ from tokenrouter.routers import RandomRouter
 from tokenrouter.workloads import windows
 
 from .measures import show_values
-from .setup import Bench
+from .setup import Bench, routed_router
 
 POOL_OF = {"routed": "int8", "shared_routed": "int8_shared"}
 RANDOM_OF = {"routed": "random", "shared_routed": "shared_random"}
@@ -32,13 +32,17 @@ def quality(bench: Bench) -> dict[str, float]:
         return measure_quality(bench.float32, systems, texts, settings).systems
 
     routed = {
-        name: bench.llm(held_out.calibrated(bench.routed(), types), pool)
+        name: bench.llm(
+            held_out.calibrated(routed_router(bench.high_frac), types), bench.pools[pool]
+        )
         for name, pool in POOL_OF.items()
     }
     found = measure(bench.systems | routed)
     found |= measure(
         {
-            RANDOM_OF[name]: bench.llm(matched_random(texts, found[name].high_frac, types), pool)
+            RANDOM_OF[name]: bench.llm(
+                matched_random(texts, found[name].high_frac, types), bench.pools[pool]
+            )
             for name, pool in POOL_OF.items()
         }
     )

@@ -1,6 +1,6 @@
 """Everything that is built before anything is measured: systems, requests, the peer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -57,6 +57,7 @@ class Bench:
         ids: of the evaluation text.
         held_out: ids of the other side of the text, on which thresholds are set.
         high_frac: the routed systems' budget.
+        llm: makes one more system, calibrated as the others are.
         systems: what serves the requests: all_high, all_low and routed on the pool int8; shared_high and shared_routed
             on int8_shared.
         observed: all_high with attention statistics: of decode in all layers, and of the last queries of prompts in a
@@ -73,23 +74,14 @@ class Bench:
     held_out: list[int]
     high_frac: float
     requests: list[RequestSpec]
-    passages: list[list[int]]
     pools: Mapping[str, ExecutorPool]
-    model: LoadedModel
+    llm: Callable[[Router | str, ExecutorPool], LLM]
     systems: dict[str, LLM]
     observed: LLM
     head_low: LLM
     reference_kernels: LLM
     float32: LLM
     peer: TransformersPeer
-
-    def routed(self) -> RuleRouter:
-        """The routed systems' router, without thresholds: no two engines share an instance."""
-        return RuleRouter(budget=Budget(high_frac=self.high_frac))
-
-    def llm(self, router: Router | str, pool: str, **options: Any) -> LLM:
-        """One more system, calibrated as the others are; ``options`` of the engine."""
-        return _llm(self.model, router, self.pools[pool], self.passages, **options)
 
 
 def build(
@@ -116,14 +108,19 @@ def build(
     pools = {name: build_pool(name, model, kernels=backend) for name in ("int8", "int8_shared")}
     head_low = PoolSpec(low=Int8Executor, lm_head="low")
     layers = model.config.num_layers
-    chosen = tuple(sorted({round(i * (layers - 1) / 3) for i in range(OBSERVED_LAYERS)}))
+    chosen = tuple(
+        sorted({round(i * (layers - 1) / (OBSERVED_LAYERS - 1)) for i in range(OBSERVED_LAYERS)})
+    )
     observe = ObserveOptions(prefill_layers=chosen, prefill_queries=OBSERVED_QUERIES)
 
     def llm(router: Router | str, pool: ExecutorPool, **options: Any) -> LLM:
-        return _llm(model, router, pool, passages, **options)
-
-    def routed() -> RuleRouter:
-        return RuleRouter(budget=Budget(high_frac=high_frac))
+        return LLM(
+            model,
+            router=router,
+            executors=pool,
+            calibration_ids=passages,
+            options=EngineOptions(**options),
+        )
 
     return Bench(
         sizes=sizes,
@@ -132,15 +129,14 @@ def build(
         held_out=held_out,
         high_frac=high_frac,
         requests=requests,
-        passages=passages,
         pools=pools,
-        model=model,
+        llm=llm,
         systems={
             "all_high": llm("all_high", pools["int8"]),
             "all_low": llm("all_low", pools["int8"]),
-            "routed": llm(routed(), pools["int8"]),
+            "routed": llm(routed_router(high_frac), pools["int8"]),
             "shared_high": llm("all_high", pools["int8_shared"]),
-            "shared_routed": llm(routed(), pools["int8_shared"]),
+            "shared_routed": llm(routed_router(high_frac), pools["int8_shared"]),
         },
         observed=llm("all_high", pools["int8"], observe=observe),
         head_low=llm("all_low", build_pool(head_low, model, kernels=backend)),
@@ -155,17 +151,6 @@ def build(
     )
 
 
-def _llm(
-    model: LoadedModel,
-    router: Router | str,
-    pool: ExecutorPool,
-    passages: list[list[int]],
-    **options: Any,
-) -> LLM:
-    return LLM(
-        model,
-        router=router,
-        executors=pool,
-        calibration_ids=passages,
-        options=EngineOptions(**options),
-    )
+def routed_router(high_frac: float) -> RuleRouter:
+    """The routed systems' router, without thresholds: no two engines share an instance."""
+    return RuleRouter(budget=Budget(high_frac=high_frac))
