@@ -79,10 +79,10 @@ def _measure(executor: Executor, model: LoadedModel) -> tuple[float, ...]:
         best = float("inf")
         for _ in range(REPEATS):
             started = time.perf_counter()
+            executor.qkv(0, hidden_TE, qkv_TO)
             for layer in range(config.num_layers):
-                executor.qkv(layer, hidden_TE, qkv_TO)
-                executor.attention_out(layer, heads_TA, hidden_TE)
-                executor.mlp(layer, hidden_TE)
+                following = qkv_TO if layer + 1 < config.num_layers else None
+                executor.finish_layer(layer, heads_TA, hidden_TE, following)
             best = min(best, time.perf_counter() - started)
         times.append(best)
     return tuple(times)

@@ -15,7 +15,8 @@ class Executor(ABC):
     """Token-wise operators over all layers. A token's result never depends on the other tokens of the slice.
 
     Norms belong to the executor, so that a path may fold its own scales into them and leave the others untouched.
-    An implementation is one file, with ``PackedModel`` for its weights; the decoder calls the four methods.
+    An implementation is one file, with ``PackedModel`` for its weights. The decoder calls ``qkv`` in the first of the
+    layers that an executor runs in a row, ``finish_layer`` in each, and ``logits``.
     """
 
     name: str
@@ -48,6 +49,18 @@ class Executor(ABC):
     @abstractmethod
     def mlp(self, layer: int, hidden_TE: Tensor) -> None:
         """Adds the gated MLP of the normed ``hidden_TE`` to ``hidden_TE`` in place."""
+
+    def finish_layer(
+        self, layer: int, heads_TA: Tensor, hidden_TE: Tensor, next_qkv_TO: Tensor | None = None
+    ) -> None:
+        """``attention_out``, ``mlp``, and where ``next_qkv_TO`` is given ``qkv`` of ``layer + 1``.
+
+        A path may do it in fewer calls, with the same result bit for bit.
+        """
+        self.attention_out(layer, heads_TA, hidden_TE)
+        self.mlp(layer, hidden_TE)
+        if next_qkv_TO is not None:
+            self.qkv(layer + 1, hidden_TE, next_qkv_TO)
 
     @abstractmethod
     def logits(self, hidden_TE: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tokenrouter.executors.base import Executor
 from tokenrouter.executors.packing import PackedModel
-from tokenrouter.kernels import Norm, Product
+from tokenrouter.kernels import LayerTail, Norm, Product, TailWeights
 
 
 class LinearExecutor(Executor):
@@ -22,6 +22,8 @@ class LinearExecutor(Executor):
         self._linears = packed.linears(self.product)
         self._input_norms = [Norm(layer.input_norm_E, self._eps) for layer in self._layers]
         self._post_norms = [Norm(layer.post_norm_E, self._eps) for layer in self._layers]
+        self._final_norm = Norm(self._final_norm_E, self._eps)
+        self._tails = [self._tail(layer) for layer in range(len(self._layers))]
 
     def qkv(self, layer: int, hidden_TE: Tensor, out_TO: Tensor) -> None:
         """See Executor."""
@@ -39,12 +41,33 @@ class LinearExecutor(Executor):
         gate_up, down = self._linears.gate_up[layer], self._linears.down[layer]
         self._kernels.mlp(self.product, hidden_TE, self._post_norms[layer], gate_up, down)
 
+    def finish_layer(
+        self, layer: int, heads_TA: Tensor, hidden_TE: Tensor, next_qkv_TO: Tensor | None = None
+    ) -> None:
+        """See Executor."""
+        self._tails[layer](heads_TA, hidden_TE, next_qkv_TO)
+        if next_qkv_TO is not None:
+            self._norm_heads(layer + 1, next_qkv_TO)
+
     def logits(self, hidden_TE: Tensor) -> Tensor:
         """See Executor."""
-        norm = Norm(self._final_norm_E, self._eps)
-        return self._kernels.project(self.product, hidden_TE, self._linears.lm_head, norm=norm)
+        lm_head, norm = self._linears.lm_head, self._final_norm
+        return self._kernels.project(self.product, hidden_TE, lm_head, norm=norm)
 
     @property
     def packed_weights(self) -> list[Tensor]:
         """See Executor."""
         return self._linears.weights
+
+    def _tail(self, layer: int) -> LayerTail:
+        linears, following = self._linears, layer + 1
+        is_last = following == len(self._layers)
+        weights = TailWeights(
+            out=linears.out[layer],
+            norm=self._post_norms[layer],
+            gate_up=linears.gate_up[layer],
+            down=linears.down[layer],
+            next_norm=None if is_last else self._input_norms[following],
+            next_qkv=None if is_last else linears.qkv[following],
+        )
+        return self._kernels.layer_tail(self.product, weights)

@@ -10,17 +10,26 @@ from functools import cache
 import torch
 
 from tokenrouter.kernels.base import KernelSet
+from tokenrouter.kernels.layer_tail import TailWeights
 from tokenrouter.kernels.native import build
 from tokenrouter.kernels.native.build import NativeUnavailable
 from tokenrouter.kernels.native.kernels import DTYPES as NATIVE_DTYPES
 from tokenrouter.kernels.native.kernels import NativeKernels
 from tokenrouter.kernels.reference import ReferenceKernels
-from tokenrouter.kernels.values import AttentionPlan, Norm, PackedWeights, Product, QuantizedRows
+from tokenrouter.kernels.values import (
+    AttentionPlan,
+    LayerTail,
+    Norm,
+    PackedWeights,
+    Product,
+    QuantizedRows,
+)
 
 __all__ = [
     "BACKENDS",
     "AttentionPlan",
     "KernelSet",
+    "LayerTail",
     "NativeKernels",
     "NativeUnavailable",
     "Norm",
@@ -28,6 +37,7 @@ __all__ = [
     "Product",
     "QuantizedRows",
     "ReferenceKernels",
+    "TailWeights",
     "select",
 ]
 

@@ -12,7 +12,15 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from tokenrouter.kernels.values import AttentionPlan, Norm, PackedWeights, Product, QuantizedRows
+from tokenrouter.kernels.layer_tail import ComposedTail, TailWeights
+from tokenrouter.kernels.values import (
+    AttentionPlan,
+    LayerTail,
+    Norm,
+    PackedWeights,
+    Product,
+    QuantizedRows,
+)
 from tokenrouter.types import AttentionBatch
 
 
@@ -155,6 +163,10 @@ class KernelSet(ABC):
         """Adds the gated MLP of the normed ``x_TE`` to it in place; as ``project``, twice. ``gate_up`` is gated."""
         gated_TI = self.project(product, x_TE, gate_up, norm=norm)
         self.project(product, gated_TI, down, out=x_TE, accumulate=True)
+
+    def layer_tail(self, product: Product, weights: TailWeights) -> LayerTail:
+        """Prepares ``project``, ``mlp`` and the next layer's ``project`` as one operator, with the same result."""
+        return ComposedTail(kernels=self, product=product, weights=weights)
 
     @abstractmethod
     def rope_store_kv(

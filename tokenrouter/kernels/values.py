@@ -64,6 +64,16 @@ class PackedWeights(Protocol):
         """The tensor that a product streams."""
 
 
+class LayerTail(Protocol):
+    """The token-wise operators between one layer's attention and the next one's, in one call."""
+
+    def __call__(self, heads_TA: Tensor, hidden_TE: Tensor, qkv_TO: Tensor | None) -> None:
+        """Adds the output projection of ``heads_TA``, then the gated MLP, to ``hidden_TE`` in place.
+
+        ``qkv_TO``: None, or overwritten with the next layer's projection of the normed ``hidden_TE``.
+        """
+
+
 class AttentionPlan(Protocol):
     """What one backend prepared for a forward; opaque to everyone else."""
 

@@ -23,11 +23,10 @@ class TokenOps(Protocol):
     def qkv(self, layer: int, hidden_TE: Tensor, out_TO: Tensor) -> None:
         """Input norm, fused projection, head norms, written to ``out_TO``."""
 
-    def attention_out(self, layer: int, heads_TA: Tensor, hidden_TE: Tensor) -> None:
-        """Adds the output projection to ``hidden_TE`` in place."""
-
-    def mlp(self, layer: int, hidden_TE: Tensor) -> None:
-        """Adds the gated MLP of the normed ``hidden_TE`` to it in place."""
+    def finish_layer(
+        self, layer: int, heads_TA: Tensor, hidden_TE: Tensor, next_qkv_TO: Tensor | None = None
+    ) -> None:
+        """Adds the output projection and the gated MLP to ``hidden_TE`` in place; then ``qkv`` of the next layer."""
 
     def logits(self, hidden_TE: Tensor) -> Tensor:
         """Final norm and lm_head: a new ``[T, V]``."""
@@ -131,9 +130,9 @@ class Decoder:
                 pattern = segments
                 _add_up(times, slices)
                 slices = _slices(segments, executors, hidden_TE, qkv_TO, heads_TA)
-            for part in slices:
-                part.ops.qkv(layer, part.hidden_TE, part.qkv_TO)
-                part.seconds += clock.lap_s()
+                for part in slices:
+                    part.ops.qkv(layer, part.hidden_TE, part.qkv_TO)
+                    part.seconds += clock.lap_s()
             slots_T, kv_SPD = batch.kv[self._groups[layer]].slots_T, layers_SPD[layer]
             received = observation.received.get(layer) if observation else None
             self._kernels.attend(
@@ -147,9 +146,10 @@ class Decoder:
                 received=received,
             )
             times.attention_s += clock.lap_s()
+            goes_on = layer + 1 < len(batch.segments) and batch.segments[layer + 1] is pattern
             for part in slices:
-                part.ops.attention_out(layer, part.heads_TA, part.hidden_TE)
-                part.ops.mlp(layer, part.hidden_TE)
+                following = part.qkv_TO if goes_on else None
+                part.ops.finish_layer(layer, part.heads_TA, part.hidden_TE, following)
                 part.seconds += clock.lap_s()
         _add_up(times, slices)
         return hidden_TE

@@ -5,9 +5,10 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <vector>
+#include <array>
 
 #include "native/rows.h"
+#include "native/scratch.h"
 
 namespace tr {
 namespace {
@@ -138,28 +139,32 @@ TR_EACH_ISA(join, join_body, (), (const int32_t* pairs, const float* scale, int6
 // A product with the rows as its micro-kernel reads them.
 class Job {
   public:
-    Gemm g;
-    GemmKind kind;
+    Gemm g{};
+    GemmKind kind{};
 
-    explicit Job(const GemmJob& job) : g(job.gemm), kind(job.kind) {
+    Job() = default;
+
+    // `number`: of this job in its call; each has work space of its own.
+    Job(const GemmJob& job, int64_t number) : g(job.gemm), kind(job.kind) {
         const int64_t width = g.k_tiles * kTileBytes, grain = std::max<int64_t>(1, 65536 / width);
         const uint8_t flip = PanelKernels::wants_unsigned() ? 0x80 : 0;
         const Gemm from = g;
+        const auto own = [&](int use, int64_t bytes) { return scratch().get(use + int(number), bytes); };
         if (kind == GemmKind::int8 && flip) {
-            own_rows_.resize(size_t(g.m * width));
+            own_rows_ = own(Scratch::kFirstJobRows, g.m * width);
             at::parallel_for(0, g.m, grain, [&](int64_t begin, int64_t end) {
-                for (int64_t i = begin; i < end; ++i) offset_row(row(from, i), width, own_rows_.data() + i * width);
+                for (int64_t i = begin; i < end; ++i) offset_row(row(from, i), width, own_rows_ + i * width);
             });
         } else if (kind == GemmKind::int8_weight) {
-            own_rows_.resize(size_t(2 * g.m * width));
-            row_scale_.resize(size_t(g.m));
+            own_rows_ = own(Scratch::kFirstJobRows, 2 * g.m * width);
+            row_scale_ = reinterpret_cast<float*>(own(Scratch::kFirstJobScales, g.m * int64_t(sizeof(float))));
             at::parallel_for(0, g.m, grain, [&](int64_t begin, int64_t end) {
                 for (int64_t i = begin; i < end; ++i) split(from, i, width, flip);
             });
         } else {
             return;
         }
-        g.a = own_rows_.data();
+        g.a = own_rows_;
         g.a_stride = width;
     }
 
@@ -174,14 +179,14 @@ class Job {
     }
 
   private:
-    std::vector<uint8_t> own_rows_;
-    std::vector<float> row_scale_;
+    uint8_t* own_rows_ = nullptr;
+    float* row_scale_ = nullptr;
 
     static const uint8_t* row(const Gemm& g, int64_t i) { return static_cast<const uint8_t*>(g.a) + i * g.a_stride; }
 
     void split(const Gemm& from, int64_t i, int64_t width, uint8_t flip) {
-        uint8_t *first = own_rows_.data() + 2 * i * width, *second = first + width;
-        float* scale = row_scale_.data() + i;
+        uint8_t *first = own_rows_ + 2 * i * width, *second = first + width;
+        float* scale = row_scale_ + i;
         if (from.a_is_bf16) {
             split_bf16(reinterpret_cast<const bf16*>(row(from, i)), from.k, width, flip, first, second, scale);
         } else {
@@ -208,7 +213,7 @@ class Job {
                 g.out_is_bf16 ? finish_int_bf16(g, exact, m, rows, p) : finish_int_float(g, exact, m, rows, p);
                 continue;
             }
-            if (kind == GemmKind::int8_weight) join(exact, row_scale_.data() + m, rows, sums);
+            if (kind == GemmKind::int8_weight) join(exact, row_scale_ + m, rows, sums);
             g.out_is_bf16 ? finish_bf16(g, sums, m, rows, p) : finish_float(g, sums, m, rows, p);
         }
     }
@@ -217,23 +222,23 @@ class Job {
 }  // namespace
 
 void gemm(const GemmJob* jobs, int64_t num_jobs) {
-    std::vector<Job> prepared;
-    prepared.reserve(size_t(num_jobs));
-    int64_t rows = 0, panel_bytes = 1;
+    std::array<Job, kMaxJobs> prepared;
+    int64_t count = 0, rows = 0, panel_bytes = 1;
+    TORCH_INTERNAL_ASSERT(num_jobs <= kMaxJobs);
     for (int64_t j = 0; j < num_jobs; ++j) {
         if (!jobs[j].gemm.m) continue;
-        prepared.emplace_back(jobs[j]);
+        prepared[size_t(count)] = Job(jobs[j], j);
         rows += jobs[j].gemm.m;
-        panel_bytes = std::max(panel_bytes, prepared.back().panel_bytes());
+        panel_bytes = std::max(panel_bytes, prepared[size_t(count++)].panel_bytes());
     }
-    if (prepared.empty()) return;
+    if (!count) return;
     const int64_t panels = prepared[0].g.num_panels();
     const int64_t group = std::max<int64_t>(1, kGroupBytes / panel_bytes);
     const bool serial = panels * panel_bytes * ((rows + 7) / 8) < kSerialBytes;
     at::parallel_for(0, panels, serial ? std::max<int64_t>(panels, 1) : 1, [&](int64_t begin, int64_t end) {
         PanelKernels kernels;
         for (int64_t p = begin; p < end; p += group)
-            for (const Job& job : prepared) job.run(kernels, p, std::min(end, p + group));
+            for (int64_t j = 0; j < count; ++j) prepared[size_t(j)].run(kernels, p, std::min(end, p + group));
     });
 }
 

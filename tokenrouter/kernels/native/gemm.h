@@ -42,6 +42,7 @@ struct GemmJob {
 
 // One pass over the panels for all jobs, which have the same number of them: where they read the same weights, every panel is
 // streamed once.
+constexpr int64_t kMaxJobs = 2;
 void gemm(const GemmJob* jobs, int64_t num_jobs);
 
 // Weights [n, k] of `item` bytes each (1 or 2) in panels; `packed` holds num_panels * num_k_tiles * kTile bytes.

@@ -9,10 +9,18 @@ import torch
 from torch import Tensor
 
 from tokenrouter.kernels.int8_matmul.reference import quantize_weight
+from tokenrouter.kernels.layer_tail import TailWeights
 from tokenrouter.kernels.matmul import reference as matmul_reference
 from tokenrouter.kernels.native.packed import NativePacked, handle_for, pack
 from tokenrouter.kernels.reference import ReferenceKernels
-from tokenrouter.kernels.values import AttentionPlan, Norm, PackedWeights, Product, QuantizedRows
+from tokenrouter.kernels.values import (
+    AttentionPlan,
+    LayerTail,
+    Norm,
+    PackedWeights,
+    Product,
+    QuantizedRows,
+)
 from tokenrouter.types import AttentionBatch
 
 DTYPES = (torch.bfloat16, torch.float32)
@@ -183,6 +191,24 @@ class NativeKernels(ReferenceKernels):
             return
         handles = handle_for(product, gate_up), handle_for(product, down)
         self._module.mlp(x_TE, norm.weight_E, norm.eps, *handles, product is Product.INT8)
+
+    def layer_tail(self, product: Product, weights: TailWeights) -> LayerTail:
+        """See KernelSet."""
+        linears = (weights.out, weights.gate_up, weights.down, weights.next_qkv)
+        packed = [w for w in linears if isinstance(w, NativePacked)]
+        if len(packed) < len(linears) - (weights.next_qkv is None):
+            return super().layer_tail(product, weights)
+        out, gate_up, down, *following = [handle_for(product, w) for w in packed]
+        tail: LayerTail = self._module.LayerTail(
+            out,
+            *weights.norm,
+            gate_up,
+            down,
+            *(weights.next_norm or (None, 0.0)),
+            following[0] if following else None,
+            product is Product.INT8,
+        )
+        return tail
 
     def rope_store_kv(
         self,

@@ -24,5 +24,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     m.def("limit_isa", &limit_isa);
     tr::bind_rows(m);
     tr::bind_products(m);
+    tr::bind_layers(m);
     tr::bind_attention(m);
 }
