@@ -48,8 +48,8 @@ def values(result: Tensor | QuantizedRows | tuple[Tensor, Tensor]) -> Tensor:
 
 
 def result_of(case: Case, call: Any) -> Tensor:
-    """What a call returns; of ``mlp`` what it makes of its hidden states, which are put back."""
-    if case.operator != "mlp":
+    """What a call returns; of ``layer_tail`` what it makes of its hidden states, which are put back."""
+    if case.operator != "layer_tail":
         return values(call())
     x_TE = call.args[1]
     before_TE = x_TE.clone()
@@ -92,8 +92,8 @@ def test_every_operator_of_the_contract_is_measured() -> None:
         for name, value in vars(KernelSet).items()
         if callable(value) and not name.startswith(("_", "pack_", "plan_"))
     }
-    assert measured > {"project", "mlp", "attend"}, "what the engine runs"
-    for operator in ("project", "mlp"):
+    assert measured > {"project", "layer_tail", "attend"}, "what the engine runs"
+    for operator in ("project", "layer_tail"):
         sizes = [case.size for case in found if case.operator == operator]
         for product in Product:
             assert any(f" {product.value}," in size for size in sizes), (operator, product)
@@ -112,8 +112,10 @@ def memory_of(case: Case) -> set[int]:
         return {call.args[3].weight.data_ptr() for call in calls}
     if "matmul" in case.operator:
         return {call.args[1].weight.data_ptr() for call in calls}
-    if case.operator in ("project", "mlp"):
+    if case.operator == "project":
         return {call.args[-1].weight.data_ptr() for call in calls}
+    if case.operator == "layer_tail":
+        return {id(call.func) for call in calls}
     index = {"attention": 1, "rope_store_kv": 4, "attend": 4}.get(case.operator)
     return {call.args[index].data_ptr() for call in calls} if index else set()
 
@@ -125,7 +127,7 @@ def test_weights_and_entries_rotate_unless_cached() -> None:
             "attention",
             "rope_store_kv",
             "project",
-            "mlp",
+            "layer_tail",
             "attend",
         )
         assert len(memory_of(cached)) == (0 if alone else 1), cached.size
@@ -196,9 +198,10 @@ def test_work_of_known_operators() -> None:
     project = found["project", "qkv 64 to 128, normed, int8_matmul, 1 rows"]
     assert (project.read_bytes, project.written_bytes) == (128 * 64 + 2 * 64, 2 * 128)
     assert (project.bf16_ops, project.int8_ops) == (0, 2 * 128 * 64)
-    mlp = found["mlp", "64 to 96, matmul, 32 rows"]
-    assert mlp.read_bytes == 2 * (3 * 96 * 64 + 32 * 64) and mlp.written_bytes == 2 * 32 * 64
-    assert (mlp.bf16_ops, mlp.int8_ops) == (2 * 32 * 3 * 96 * 64, 0)
+    tail, num_weights = found["layer_tail", "64 to 96, matmul, 32 rows"], 3 * 96 * 64 + 3 * 64 * 64
+    assert tail.read_bytes == 2 * (num_weights + 32 * 64)
+    assert tail.written_bytes == 2 * 32 * (64 + 128)
+    assert (tail.bf16_ops, tail.int8_ops) == (2 * 32 * num_weights, 0)
     attend = found["attend", "decode 3 x 40"]
     assert attend.bf16_ops == decode.bf16_ops
     assert attend.written_bytes == 2 * 3 * (4 * 16 + 4 * 16)

@@ -78,10 +78,10 @@ def _calls(
         head_dim=head_dim,
         scale=head_dim**-0.5,
         dtype=q_THD.dtype,
-        observe_queries=observe_queries,
+        num_observed_B=torch.full((num_requests,), observe_queries),
     )
     run: Callable[..., Tensor] = kernels.attention
-    sums = torch.empty(plan.received_size) if received else None
+    sums = torch.zeros(plan.received_size) if received else None
     out_TA = q_THD.new_empty(q_THD.shape[0], num_heads * head_dim)
     return [partial(run, q_THD, kv_SPD, plan, out=out_TA, received=sums) for kv_SPD in kv_LSPD]
 

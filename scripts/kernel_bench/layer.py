@@ -1,4 +1,4 @@
-"""What a layer of the engine calls: the linears with norm and quantisation, the MLP, and RoPE, KV write and attention.
+"""What a layer of the engine calls: q, k, v with the norm, RoPE, KV write and attention, and all that follows it.
 
 Native does each in one call, the reference in its operators one after the other. T tokens, E hidden size, I
 intermediate, J = 2 I, O fused q, k, v, D head size, A attention outputs, S slots, P planes. Weights, and entries of the
@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from tokenrouter.kernels import KernelSet, Norm, PackedWeights, Product
+from tokenrouter.kernels import KernelSet, LayerTail, Norm, PackedWeights, Product, TailWeights
 
 from .attention import make_batch
 from .case import NATIVE, Case
@@ -25,15 +25,13 @@ Backends = Sequence[KernelSet]
 def layer_cases(
     backends: Backends, shapes: Shapes, sizes: Sizes, *, cached: bool
 ) -> Iterator[Case]:
-    """project (q, k, v with the norm) and mlp by every product, then attend; ``cached``: one layer's memory."""
-    qkv, _, gate_up, down = shapes.linears
+    """project (q, k, v with the norm) and layer_tail by every product, then attend; ``cached``: one layer's memory."""
+    qkv = shapes.linears[0]
     norm = Norm(torch.rand(shapes.hidden).bfloat16(), EPS)
     for product in Product:
         yield from _project_cases(backends, product, norm, qkv, shapes, sizes, cached=cached)
     for product in Product:
-        yield from _mlp_cases(
-            backends, product, norm, (gate_up, down), shapes, sizes, cached=cached
-        )
+        yield from _tail_cases(backends, product, norm, shapes, sizes, cached=cached)
     layers = 1 if cached else shapes.layers
     for batch in sizes.decode_batches:
         yield _attend_case(backends, shapes, layers, batch, 1, sizes.decode_context)
@@ -77,32 +75,56 @@ def _project_cases(
         )
 
 
-def _mlp_cases(
+def _tail_cases(
     backends: Backends,
     product: Product,
     norm: Norm,
-    linears: tuple[Linear, Linear],
     shapes: Shapes,
     sizes: Sizes,
     *,
     cached: bool,
 ) -> Iterator[Case]:
     """Every implementation adds to hidden states of its own, call after call."""
-    copies = 1 if cached else shapes.copies(*linears)
-    gate_up, down = (_pack(backends, product, linear, copies) for linear in linears)
+    copies = 1 if cached else shapes.copies(*shapes.linears)
+    tails = _tails(backends, product, norm, shapes, copies)
     for num_rows in sizes.rows:
+        heads_TA = torch.randn(num_rows, shapes.heads * shapes.head_dim).bfloat16()
         x_TE = torch.randn(num_rows, shapes.hidden).bfloat16()
         calls = {}
-        for k in backends:
-            pairs = zip(gate_up[k.name], down[k.name], strict=True)
-            own_TE = x_TE.clone()
-            calls[k.name] = [partial(k.mlp, product, own_TE, norm, *pair) for pair in pairs]
+        for name, each in tails.items():
+            own_TE, qkv_TO = x_TE.clone(), x_TE.new_empty(num_rows, shapes.qkv)
+            calls[name] = [partial(tail, heads_TA, own_TE, qkv_TO) for tail in each]
         yield Case(
-            operator="mlp",
+            operator="layer_tail",
             size=f"{shapes.hidden} to {shapes.inter}, {product.value}, {num_rows} rows",
-            work=_work(product, linears, num_rows, shapes.hidden, copies),
+            work=_work(product, shapes.linears, num_rows, shapes.hidden + shapes.qkv, copies),
             calls=calls,
         )
+
+
+def _tails(
+    backends: Backends, product: Product, norm: Norm, shapes: Shapes, copies: int
+) -> dict[str, list[LayerTail]]:
+    """``copies`` of a layer's tail by every backend."""
+    packed = [_pack(backends, product, linear, copies) for linear in shapes.linears]
+    tails: dict[str, list[LayerTail]] = {}
+    for k in backends:
+        layers = zip(*(each[k.name] for each in packed), strict=True)
+        tails[k.name] = [
+            k.layer_tail(
+                product,
+                TailWeights(
+                    out=out,
+                    norm=norm,
+                    gate_up=gate_up,
+                    down=down,
+                    next_norm=norm,
+                    next_qkv=qkv,
+                ),
+            )
+            for qkv, out, gate_up, down in layers
+        ]
+    return tails
 
 
 def _pack(

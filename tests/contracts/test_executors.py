@@ -91,14 +91,11 @@ class Probe:
             return self.qkv(hidden_TE, layer)
         if method == "logits":
             return self.executor.logits(hidden_TE)
-        if method == "attention_out":
-            self.executor.attention_out(layer, heads_TA, hidden_TE)
-        else:
-            self.executor.mlp(layer, hidden_TE)
+        self.executor.finish_layer(layer, heads_TA, hidden_TE)
         return hidden_TE
 
 
-METHODS = ("qkv", "attention_out", "mlp", "logits")
+METHODS = ("qkv", "finish_layer", "logits")
 
 
 def probe(name: str, path: str, which: str) -> Probe:
@@ -138,8 +135,7 @@ def test_shapes_and_dtypes(name: str, path: str, which: str) -> None:
         rows = slice(0, count)
         expected = {
             "qkv": (count, width),
-            "attention_out": (count, p.model.config.hidden_size),
-            "mlp": (count, p.model.config.hidden_size),
+            "finish_layer": (count, p.model.config.hidden_size),
             "logits": (count, vocab_size),
         }
         for method, shape in expected.items():
@@ -153,18 +149,43 @@ def test_shapes_and_dtypes(name: str, path: str, which: str) -> None:
 @every_path
 @every_model
 def test_what_is_modified(name: str, path: str, which: str) -> None:
-    """qkv and logits that scale the residual stream in place; mlp that forgets to add to it."""
+    """qkv and logits that scale the residual stream in place; a layer that forgets to add to it."""
     p = probe(name, path, which)
     hidden_TE, heads_TA = p.hidden_TE[:6].clone(), p.heads_TA[:6].clone()
     p.qkv(hidden_TE, 0)
     p.executor.logits(hidden_TE)
     assert torch.equal(hidden_TE, p.hidden_TE[:6])
-    p.executor.attention_out(0, heads_TA, hidden_TE)
+    p.executor.finish_layer(0, torch.zeros_like(heads_TA), hidden_TE)
+    mlp_alone_TE = hidden_TE.clone()
+    assert (mlp_alone_TE != p.hidden_TE[:6]).any(dim=-1).all()
+    hidden_TE.copy_(p.hidden_TE[:6])
+    p.executor.finish_layer(0, heads_TA, hidden_TE)
     assert torch.equal(heads_TA, p.heads_TA[:6])
-    after_attention_TE = hidden_TE.clone()
-    assert (after_attention_TE != p.hidden_TE[:6]).any(dim=-1).all()
-    p.executor.mlp(0, hidden_TE)
-    assert (hidden_TE != after_attention_TE).any(dim=-1).all()
+    assert (hidden_TE != mlp_alone_TE).any(dim=-1).all()
+
+
+@every_path
+@every_model
+def test_the_next_layers_projection(name: str, path: str, which: str) -> None:
+    """Another layer's norm or weights, head norms left out, or the stream as it was before the MLP."""
+    p = probe(name, path, which)
+    for layer, rows in product((0, p.model.config.num_layers - 2), (slice(0, 1), slice(3, 40))):
+        hidden_TE = p.hidden_TE[rows].clone()
+        got_TO = hidden_TE.new_full((len(hidden_TE), p.widths[0]), float("nan"))
+        p.executor.finish_layer(layer, p.heads_TA[rows], hidden_TE, got_TO)
+        assert torch.equal(hidden_TE, p.run("finish_layer", rows, layer))
+        assert torch.equal(got_TO, p.qkv(hidden_TE, layer + 1))
+
+
+@every_path
+def test_the_last_layer_has_no_next(name: str, path: str) -> None:
+    """Weights of layer 0 or of none taken for a layer that does not exist."""
+    p = probe(name, path, "biases")
+    out_TO = torch.zeros(2, p.widths[0])
+    with pytest.raises(ValueError, match="no next layer"):
+        p.executor.finish_layer(
+            p.model.config.num_layers - 1, p.heads_TA[:2], p.hidden_TE[:2].clone(), out_TO
+        )
 
 
 @every_path
@@ -172,16 +193,11 @@ def test_what_is_modified(name: str, path: str, which: str) -> None:
 def test_a_slice_is_worked_on_in_place_and_alone(name: str, path: str, which: str) -> None:
     """An executor that writes beyond its slice, or to a copy of it."""
     p = probe(name, path, which)
-    for method in ("attention_out", "mlp"):
-        hidden_TE = p.hidden_TE[:9].clone()
-        part_TE = hidden_TE[3:7]
-        if method == "mlp":
-            p.executor.mlp(2, part_TE)
-        else:
-            p.executor.attention_out(2, p.heads_TA[3:7], part_TE)
-        assert torch.equal(hidden_TE[:3], p.hidden_TE[:3]), method
-        assert torch.equal(hidden_TE[7:], p.hidden_TE[7:9]), method
-        assert_close(hidden_TE[3:7], p.run(method, slice(3, 7), layer=2), msg=method)
+    hidden_TE = p.hidden_TE[:9].clone()
+    p.executor.finish_layer(2, p.heads_TA[3:7], hidden_TE[3:7])
+    assert torch.equal(hidden_TE[:3], p.hidden_TE[:3])
+    assert torch.equal(hidden_TE[7:], p.hidden_TE[7:9])
+    assert_close(hidden_TE[3:7], p.run("finish_layer", slice(3, 7), layer=2))
 
 
 @every_path
@@ -206,8 +222,7 @@ def test_no_tokens(name: str, path: str, which: str) -> None:
     width, vocab_size = p.widths
     assert p.run("qkv", slice(0, 0)).shape == (0, width)
     assert p.run("logits", slice(0, 0)).shape == (0, vocab_size)
-    for method in ("attention_out", "mlp"):
-        assert p.run(method, slice(0, 0)).shape == (0, p.model.config.hidden_size)
+    assert p.run("finish_layer", slice(0, 0)).shape == (0, p.model.config.hidden_size)
 
 
 @every_path
@@ -239,8 +254,7 @@ def test_the_model_stays_as_it_was(name: str, path: str) -> None:
     for layer in range(config.num_layers):
         out_TO = torch.empty(4, config.qkv_size)
         made.executors[path].qkv(layer, hidden_TE, out_TO)
-        made.executors[path].attention_out(layer, heads_TA, hidden_TE)
-        made.executors[path].mlp(layer, hidden_TE)
+        made.executors[path].finish_layer(layer, heads_TA, hidden_TE)
     made.executors[path].logits(hidden_TE)
     for ours, theirs in zip(fresh.weights.layers, untouched.weights.layers, strict=True):
         for field in type(ours).__slots__:

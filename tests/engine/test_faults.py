@@ -48,7 +48,7 @@ def step_to_the_end(llm: LLM) -> tuple[dict[str, RequestOutput], int]:
     return last, failures
 
 
-@pytest.mark.parametrize("method", ["qkv", "attention_out", "mlp", "logits"])
+@pytest.mark.parametrize("method", ["qkv", "finish_layer", "logits"])
 @pytest.mark.parametrize("first", [1, 2, 30])
 def test_a_failed_forward_can_be_tried_again(
     monkeypatch: pytest.MonkeyPatch, method: str, first: int
@@ -83,7 +83,7 @@ def test_a_failure_in_the_second_forward_of_a_step(
     )
     llm = LLM(tiny(), router=router, executors=pool, options=options)
     low = pool.executors["low"]
-    monkeypatch.setattr(low, "mlp", failing(low.mlp, at={5, 17, 18, 60}))
+    monkeypatch.setattr(low, "finish_layer", failing(low.finish_layer, at={5, 17, 18, 60}))
     for index, prompt in enumerate(prompts()[:10]):
         llm.engine.add_request(str(index), prompt, greedy())
     last, failures = step_to_the_end(llm)
@@ -96,7 +96,7 @@ def test_the_exception_reaches_the_caller_of_generate(monkeypatch: pytest.Monkey
     pool = build_pool("full", tiny())
     llm = LLM(tiny(), executors=pool)
     executor = pool.executors["high"]
-    monkeypatch.setattr(executor, "mlp", failing(executor.mlp, at={30}))
+    monkeypatch.setattr(executor, "finish_layer", failing(executor.finish_layer, at={30}))
     with pytest.raises(RuntimeError, match="injected"):
         llm.generate(prompts()[:6], greedy())
     assert not llm.engine.has_unfinished()

@@ -47,14 +47,14 @@ def test_every_linear_gives_a_token_the_same_bits_in_any_batch(
     executor = Int8Executor(PackedModel(loaded, kernels))
     hidden_TE, heads_TA = inputs(loaded)
 
-    def out(rows: slice) -> Tensor:
-        result_TE = torch.zeros_like(hidden_TE[rows])
-        executor.attention_out(1, heads_TA[rows], result_TE)
+    def rest(rows: slice) -> Tensor:
+        result_TE = hidden_TE[rows].clone()
+        executor.finish_layer(1, heads_TA[rows], result_TE)
         return result_TE
 
     linears = {
         "qkv": lambda rows: qkv(executor, loaded, 1, hidden_TE[rows]),
-        "out": out,
+        "rest": rest,
         "logits": lambda rows: executor.logits(hidden_TE[rows]),
     }
     for name, linear in linears.items():
@@ -63,14 +63,14 @@ def test_every_linear_gives_a_token_the_same_bits_in_any_batch(
             assert torch.equal(linear(slice(0, size)), alone[:size]), f"{name} with {size} tokens"
 
 
-def test_the_mlp_gives_the_same_bits_in_any_order(loaded: LoadedModel, kernels: KernelSet) -> None:
-    """Gate, up and down with tokens in another row of the same batch."""
+def test_a_layer_gives_the_same_bits_in_any_order(loaded: LoadedModel, kernels: KernelSet) -> None:
+    """Output projection, gate, up and down with tokens in another row of the same batch."""
     executor = Int8Executor(PackedModel(loaded, kernels))
-    hidden_TE, _ = inputs(loaded)
+    hidden_TE, heads_TA = inputs(loaded)
     order_T = torch.randperm(64, generator=torch.Generator().manual_seed(1))
     first_TE, second_TE = hidden_TE[:64].clone(), hidden_TE[:64][order_T].clone()
-    executor.mlp(0, first_TE)
-    executor.mlp(0, second_TE)
+    executor.finish_layer(0, heads_TA[:64], first_TE)
+    executor.finish_layer(0, heads_TA[:64][order_T], second_TE)
     assert torch.equal(first_TE[order_T], second_TE)
 
 

@@ -67,10 +67,11 @@ def test_is_closer_to_full_than_int8_is(kernels: KernelSet) -> None:
     packed = PackedModel(model, kernels)
     hidden_TE, errors = hidden(model), {}
     expected_TE = hidden_TE.clone()
-    FullExecutor(packed).mlp(0, expected_TE)
+    heads_TA = torch.randn(len(hidden_TE), model.config.num_heads * model.config.head_dim)
+    FullExecutor(packed).finish_layer(0, heads_TA, expected_TE)
     for executor in (Int8WeightExecutor(packed), Int8Executor(packed)):
         got_TE = hidden_TE.clone()
-        executor.mlp(0, got_TE)
+        executor.finish_layer(0, heads_TA, got_TE)
         errors[executor.name] = float((got_TE - expected_TE).norm())
     assert 0 < errors["int8_weight"] < 0.9 * errors["int8"]
 

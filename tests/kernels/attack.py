@@ -19,6 +19,7 @@ from tokenrouter.kernels import (
     PackedWeights,
     Product,
     QuantizedRows,
+    TailWeights,
     select,
 )
 from tokenrouter.types import AttentionBatch
@@ -160,16 +161,23 @@ class Attacker:
             accumulate=self.size() < 8,
         )
 
-    def gated_mlp(self, kernels: NativeKernels) -> None:
-        num_rows, features, inner, dtype = self.size(), self.size(), self.size(), self.choice()
-        product = self._random.choice(list(Product))
+    def layer_tail(self, kernels: NativeKernels) -> None:
+        num_rows, features, inner, attention, following = (self.size() for _ in range(5))
+        dtype, product = self.choice(), self._random.choice(list(Product))
         outputs, inputs = (self.size() if self.rarely() else n for n in (features, inner))
-        kernels.mlp(
-            product,
+        is_last = self.size() < 8
+        weights = TailWeights(
+            out=self.weights(kernels, product, features, attention),
+            norm=Norm(self.tensor(features, dtype=dtype), 1e-5),
+            gate_up=self.weights(kernels, product, inner, features, gated=not self.rarely()),
+            down=self.weights(kernels, product, outputs, inputs),
+            next_norm=None if is_last else Norm(self.tensor(features, dtype=dtype), 1e-5),
+            next_qkv=None if is_last else self.weights(kernels, product, following, features),
+        )
+        kernels.layer_tail(product, weights)(
+            self.tensor(num_rows, attention, dtype=dtype),
             self.tensor(num_rows, features, dtype=dtype),
-            Norm(self.tensor(features, dtype=dtype), 1e-5),
-            self.weights(kernels, product, inner, features, gated=not self.rarely()),
-            self.weights(kernels, product, outputs, inputs),
+            self.tensor(num_rows, following, dtype=dtype) if self.size() < 33 else None,
         )
 
     def row_max(self, kernels: NativeKernels) -> None:
@@ -208,7 +216,7 @@ class Attacker:
             scale=0.1,
             dtype=dtype,
             window=self._random.choice((None, 1, 30, 2**62)),
-            observe_queries=self._random.choice((0, 1, 7, 2**62)),
+            num_observed_B=self.ints([self._random.choice((0, 1, 7, 2**62)) for _ in queries]),
         )
         return plan, num_tokens, heads
 
@@ -244,7 +252,12 @@ def main(seed: int, num_calls: int) -> None:
     attacker, kernels = Attacker(seed), select("native")
     assert isinstance(kernels, NativeKernels)
     torch.manual_seed(seed)
-    at_once = [attacker.linear, attacker.gated_mlp, attacker.row_max, attacker.attend]
+    at_once = [
+        attacker.linear,
+        attacker.layer_tail,
+        attacker.row_max,
+        attacker.attend,
+    ]
     attacks: list[Callable[[NativeKernels], None]] = [
         attacker.norm,
         attacker.gate,

@@ -61,7 +61,14 @@ class Step:
     def plan(
         self, kernels: KernelSet, window: int | None = None, observe_queries: int = 1
     ) -> AttentionPlan:
-        """The step's plan."""
+        """The step's plan; ``observe_queries`` of each request."""
+        counts = torch.full_like(self.batch.row_B, observe_queries)
+        return self.plan_observing(kernels, counts, window)
+
+    def plan_observing(
+        self, kernels: KernelSet, num_observed_B: Tensor | None, window: int | None = None
+    ) -> AttentionPlan:
+        """The step's plan, with a number of observed queries for each request."""
         return kernels.plan_attention(
             self.batch,
             num_slots=self.kv_SPD.shape[0],
@@ -71,7 +78,7 @@ class Step:
             scale=SCALE,
             dtype=self.kv_SPD.dtype,
             window=window,
-            observe_queries=observe_queries,
+            num_observed_B=num_observed_B,
         )
 
 
@@ -165,7 +172,8 @@ def check(
     before_SPD, before_THD = step.kv_SPD.clone(), step.q_THD.clone()
     plan = step.plan(kernels, window, observe_queries)
     expected_TA, expected = dense(step, window, observe_queries)
-    received = torch.full((plan.received_size,), float("nan"))
+    before = torch.arange(plan.received_size) % 3 / 8  # what earlier layers have added
+    received = before.clone()
     half = step.kv_SPD.dtype != torch.float32
     rtol, atol = (0.02, 0.02) if half else (1e-4, tolerance or 1e-5)
     watched_TA = kernels.attention(step.q_THD, step.kv_SPD, plan, received=received)
@@ -173,6 +181,6 @@ def check(
     for result_TA in (watched_TA, plain_TA):
         assert result_TA.dtype == step.q_THD.dtype
         assert_close(result_TA.double(), expected_TA, rtol=rtol, atol=atol)
-    assert_close(received.double(), expected, rtol=rtol, atol=atol / 10)
+    assert_close((received - before).double(), expected, rtol=rtol, atol=atol / 10)
     assert_close(step.kv_SPD, before_SPD, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(step.q_THD, before_THD)

@@ -74,7 +74,7 @@ def test_attend_is_its_parts(
     step = lay_out(STEPS[name], Heads(num_heads=6, num_kv_heads=2, head_dim=16)).to(dtype)
     plan = step.plan(level, window, observe_queries=2)
     before_SPD, at_once_SPD, apart_SPD = (step.kv_SPD.clone() for _ in range(3))
-    received, expected = (torch.full((plan.received_size,), float("nan")) for _ in range(2))
+    received, expected = (torch.zeros(plan.received_size) for _ in range(2))
     for layer, watched in enumerate((True, False, True)):
         inputs = inputs_of(step, layer)
         given = {name: value.clone() for name, value in inputs._asdict().items()}
@@ -109,7 +109,7 @@ def test_attend_is_close_to_the_reference(
     results = []
     for kernels in (level, ReferenceKernels()):
         kv_SPD, plan = step.kv_SPD.clone(), step.plan(kernels, observe_queries=3)
-        received = torch.empty(plan.received_size)
+        received = torch.zeros(plan.received_size)
         out_TA = kernels.attend(*inputs_of(step, 0), kv_SPD, plan, received=received)
         results.append((out_TA.float(), received, kv_SPD.nan_to_num().float()))
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5

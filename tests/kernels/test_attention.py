@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.testing import assert_close
 
 from tests.kernels.attention_cases import Case, Heads, check, dense, lay_out
 from tests.kernels.conftest import Typed
@@ -82,6 +83,25 @@ def test_evicted_entries(kernels: KernelSet, window: int | None) -> None:
     check(kernels, lay_out(cases), window, observe_queries=2)
 
 
+def test_each_request_has_its_own_observed_queries(typed: Typed) -> None:
+    """Requests that are not asked, reported; the count of a neighbour taken; a plan that observes nothing, adding."""
+    cases = [Case(num_keys=70, num_queries=33), Case(num_keys=200), Case(num_keys=150)]
+    cases.append(Case(num_keys=40, num_queries=40))
+    step = lay_out(cases, Heads(num_heads=6, num_kv_heads=2, head_dim=32)).to(typed.dtype)
+    counts = [9, 0, 1, 0]
+    plan = step.plan_observing(typed.kernels, torch.tensor(counts))
+    received = torch.zeros(plan.received_size)
+    typed.kernels.attention(step.q_THD, step.kv_SPD, plan, received=received)
+    for part, count in zip(received.split([70, 200, 150, 40]), counts, strict=True):
+        assert_close(part.sum(), torch.tensor(float(count)), rtol=1e-2, atol=0)
+    dense_9 = dense(step, None, 9)[1][:70]
+    assert_close(received[:70].double(), dense_9, rtol=0.02, atol=2e-3)
+    before = received.clone()
+    nothing = step.plan_observing(typed.kernels, None)
+    typed.kernels.attention(step.q_THD, step.kv_SPD, nothing, received=received)
+    assert torch.equal(received, before)
+
+
 @pytest.mark.parametrize("observe_queries", [0, 1, 2, 16, 33, 500])
 @pytest.mark.parametrize("window", [None, 20])
 def test_attention_received(typed: Typed, window: int | None, observe_queries: int) -> None:
@@ -151,7 +171,7 @@ def test_a_query_that_sees_nothing(kernels: KernelSet, num_queries: int) -> None
     for dtype in (torch.float32, torch.bfloat16):
         step = lay_out([Case(num_keys=5), away, Case(num_keys=40, num_queries=7)]).to(dtype)
         plan = step.plan(kernels, window=5)
-        received = torch.full((plan.received_size,), float("nan"))
+        received = torch.zeros(plan.received_size)
         result_TA = kernels.attention(step.q_THD, step.kv_SPD, plan, received=received)
         rows = step.batch.query_rows_T[1 : 1 + num_queries]
         assert not result_TA[rows].any() and result_TA.isfinite().all()
@@ -163,7 +183,7 @@ def test_no_entries_at_all(kernels: KernelSet) -> None:
     step = lay_out([Case(num_keys=6), Case(num_keys=4)])
     step.batch.num_keys_B[1] = 0
     plan = step.plan(kernels)
-    received = torch.full((plan.received_size,), float("nan"))
+    received = torch.zeros(plan.received_size)
     result_TA = kernels.attention(step.q_THD, step.kv_SPD, plan, received=received)
     row = int(step.batch.query_rows_T[1])
     assert not result_TA[row].any() and result_TA[1 - row].any()
@@ -213,7 +233,7 @@ def test_company_and_threads_change_no_bit(level: NativeKernels) -> None:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             plan = step.plan(level, None, 4)
-            received = torch.empty(plan.received_size)
+            received = torch.zeros(plan.received_size)
             result_TA = level.attention(step.q_THD, step.kv_SPD, plan, received=received)
             results.append((result_TA, received))
         assert all(

@@ -3,12 +3,22 @@
 T rows, E features, I intermediate, N outputs.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from tests.kernels.conftest import Typed
-from tokenrouter.kernels import KernelSet, NativeKernels, Norm, PackedWeights, Product
+from tokenrouter.kernels import (
+    KernelSet,
+    NativeKernels,
+    Norm,
+    PackedWeights,
+    Product,
+    ReferenceKernels,
+    TailWeights,
+)
 
 PRODUCTS = list(Product)
 WIDTHS = ((64, 96), (33, 50), (576, 192), (7, 3))  # whole tiles of k, and none
@@ -69,25 +79,102 @@ def test_project_is_its_parts(
     assert torch.equal(x_TE, before_TE)
 
 
+def tail_weights(
+    kernels: KernelSet, product: Product, features: int, inner: int, dtype: torch.dtype
+) -> TailWeights:
+    """Of a layer whose attention has 5 features more than the residual stream, and the next one's of 11 more."""
+    return TailWeights(
+        out=pack(kernels, product, torch.randn(features, features + 5).to(dtype)),
+        norm=Norm(torch.randn(features).to(dtype), 1e-6),
+        gate_up=pack(kernels, product, torch.randn(2 * inner, features).to(dtype), gated=True),
+        down=pack(kernels, product, torch.randn(features, inner).to(dtype)),
+        next_norm=Norm(torch.randn(features).to(dtype), 1e-3),
+        next_qkv=pack(kernels, product, torch.randn(features + 11, features).to(dtype)),
+    )
+
+
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("widths", WIDTHS)
-def test_mlp_is_its_parts(typed: Typed, product: Product, widths: tuple[int, int]) -> None:
-    """The residual normed after it was added to, or the work space of a larger call before it read as features."""
+def test_a_layers_tail_is_its_parts(
+    typed: Typed, product: Product, widths: tuple[int, int]
+) -> None:
+    """The next projection of the stream before the MLP, by this layer's norm, or over rows that are read later."""
     kernels, dtype = typed
     features, inner = widths
     torch.manual_seed(inner)
-    gate_up = pack(kernels, product, torch.randn(2 * inner, features).to(dtype), gated=True)
-    down = pack(kernels, product, torch.randn(features, inner).to(dtype))
-    norm = Norm(torch.randn(features).to(dtype), 1e-6)
+    weights = tail_weights(kernels, product, features, inner, dtype)
+    tail = kernels.layer_tail(product, weights)
     for num_rows in (40, 1, 0, 7):
+        heads_TA = rows_of(torch.randn(num_rows, features + 14).to(dtype), features + 5)
         wide_TX = torch.randn(num_rows, features + 13).to(dtype)
         x_TE, outside_TX = rows_of(wide_TX, features), wide_TX.clone()
-        expected_TE = x_TE.clone()
-        KernelSet.mlp(kernels, product, expected_TE, norm, gate_up, down)
-        kernels.mlp(product, x_TE, norm, gate_up, down)
-        assert torch.equal(x_TE, expected_TE)
+        expected_TE, before_TA = x_TE.clone(), heads_TA.clone()
+        KernelSet.layer_tail(kernels, product, weights)(heads_TA, expected_TE, None)
+        expected_TO = kernels.project(
+            product, expected_TE, weights.next_qkv, norm=weights.next_norm
+        )
+        wide_TY = torch.full((num_rows, features + 30), 7.0, dtype=dtype)
+        tail(heads_TA, x_TE, rows_of(wide_TY, features + 11))
+        assert torch.equal(x_TE, expected_TE) and torch.equal(heads_TA, before_TA)
+        assert torch.equal(rows_of(wide_TY, features + 11), expected_TO)
+        assert (wide_TY[:, :5] == 7).all() and (wide_TY[:, 16 + features :] == 7).all()
         rows_of(outside_TX, features).copy_(x_TE)
         assert torch.equal(wide_TX, outside_TX)
+        x_TE.copy_(1)
+        expected_TE.fill_(1)
+        KernelSet.layer_tail(kernels, product, weights)(heads_TA, expected_TE, None)
+        tail(heads_TA, x_TE, None)
+        assert torch.equal(x_TE, expected_TE)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_threads_change_no_bit_of_a_layer(level: NativeKernels, product: Product) -> None:
+    """Rows in shared work space written by two threads, or sums that are divided by thread."""
+    torch.manual_seed(3)
+    tail = level.layer_tail(product, tail_weights(level, product, 96, 130, torch.bfloat16))
+    heads_TA, start_TE = torch.randn(67, 101).bfloat16(), torch.randn(67, 96).bfloat16()
+    results = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        x_TE, qkv_TO = start_TE.clone(), torch.zeros(67, 107).bfloat16()
+        tail(heads_TA, x_TE, qkv_TO)
+        results.append((x_TE, qkv_TO))
+    for x_TE, qkv_TO in results[1:]:
+        assert torch.equal(x_TE, results[0][0]) and torch.equal(qkv_TO, results[0][1])
+
+
+def test_a_refused_tail_writes_nothing(native: NativeKernels) -> None:
+    """The last of its arguments checked after the first product has changed the residual stream."""
+    weights = tail_weights(native, Product.INT8, 32, 48, torch.bfloat16)
+    tail = native.layer_tail(Product.INT8, weights)
+    heads_TA, x_TE = torch.randn(3, 37).bfloat16(), torch.randn(3, 32).bfloat16()
+    before_TE, qkv_TO = x_TE.clone(), torch.zeros(3, 43).bfloat16()
+    wrong: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {
+        "rows must have shape": (heads_TA[:, :36], x_TE, qkv_TO),
+        "out must have shape": (heads_TA[:2], x_TE, qkv_TO),
+        "heads must be": (heads_TA.float(), x_TE, qkv_TO),
+        "qkv must be": (heads_TA, x_TE, qkv_TO.float()),
+        r"out must have shape \[3, 43\]": (heads_TA, x_TE, qkv_TO[:, :42]),
+    }
+    for message, arguments in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            tail(*arguments)
+        assert torch.equal(x_TE, before_TE), message
+    last = replace(weights, next_norm=None, next_qkv=None)
+    for kernels in (native, ReferenceKernels()):
+        if isinstance(kernels, ReferenceKernels):
+            last = replace(
+                tail_weights(kernels, Product.INT8, 32, 48, torch.bfloat16),
+                next_norm=None,
+                next_qkv=None,
+            )
+        with pytest.raises(ValueError, match="no next layer"):
+            kernels.layer_tail(Product.INT8, last)(heads_TA, x_TE, qkv_TO)
+        assert torch.equal(x_TE, before_TE)
+    with pytest.raises(ValueError, match="different hidden sizes"):
+        native.layer_tail(Product.INT8, replace(weights, out=weights.next_qkv))
+    with pytest.raises(ValueError, match="was given int8 weights"):
+        native.layer_tail(Product.DENSE, weights)
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
@@ -106,25 +193,17 @@ def test_infinities_of_one_call_do_not_reach_the_next(
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_infinities_of_one_mlp_do_not_reach_the_next(
+def test_infinities_of_one_layer_do_not_reach_the_next(
     level: NativeKernels, product: Product
 ) -> None:
     """The gated features of a wider model lie where a narrower one pads its own: NaN times a padded zero is NaN."""
     torch.manual_seed(0)
-    norm = Norm(torch.ones(64).bfloat16(), 1e-5)
-    wide, narrow = (
-        (
-            pack(level, product, torch.randn(2 * inner, 64).bfloat16(), gated=True),
-            pack(level, product, torch.randn(64, inner).bfloat16()),
-        )
-        for inner in (100, 50)
-    )
+    wide, narrow = (tail_weights(level, product, 64, n, torch.bfloat16) for n in (100, 50))
     broken_TE, x_TE = torch.full((8, 64), float("nan")).bfloat16(), torch.randn(4, 64).bfloat16()
-    expected_TE = x_TE.clone()
-    KernelSet.mlp(level, product, expected_TE, norm, *narrow)
-    level.mlp(product, broken_TE, norm, *wide)
-    level.mlp(product, x_TE, norm, *narrow)
-    assert x_TE.isfinite().all() and torch.equal(x_TE, expected_TE)
+    heads_TA = torch.randn(8, 69).bfloat16()
+    level.layer_tail(product, wide)(heads_TA, broken_TE, broken_TE.new_empty(8, 75))
+    level.layer_tail(product, narrow)(heads_TA[:4], x_TE, None)
+    assert broken_TE.isnan().all() and x_TE.isfinite().all()
 
 
 def test_refusals(native: NativeKernels) -> None:
@@ -137,26 +216,25 @@ def test_refusals(native: NativeKernels) -> None:
     for wrong in (short, float_norm):
         with pytest.raises(ValueError, match="norm"):
             native.project(Product.INT8, x_TE, int8, norm=wrong)
-        with pytest.raises(ValueError, match="norm"):
-            native.mlp(Product.INT8, x_TE, wrong, gated, int8)
     for product in PRODUCTS:
         wrong, found = (int8, "int8") if product is Product.DENSE else (dense, "dense")
         with pytest.raises(ValueError, match=f"^{product.value} was given {found} weights"):
             native.project(product, x_TE, wrong)
-        with pytest.raises(ValueError, match=f"^{product.value} was given {found} weights"):
-            native.mlp(product, x_TE, norm, gated, dense)
     with pytest.raises(ValueError, match="bfloat16 weights need bfloat16 rows"):
         native.project(Product.DENSE, x_TE.float(), dense)
     with pytest.raises(ValueError, match="rows"):
         native.project(Product.INT8, x_TE[:, :7], int8)
     with pytest.raises(ValueError, match="out"):
         native.project(Product.INT8, x_TE, int8, out=torch.empty(2, 8).bfloat16())
-    for gate_up, down in (
-        (int8, int8),
-        (gated, native.pack_int8(weight[:, :7], None)),
+    weights = tail_weights(native, Product.INT8, 8, 8, torch.bfloat16)
+    for change in (
+        {"gate_up": int8},
+        {"gate_up": gated, "down": native.pack_int8(weight[:, :7], None)},
     ):
         with pytest.raises(ValueError, match="gated weights of the same format"):
-            native.mlp(Product.INT8, x_TE, norm, gate_up, down)
-    narrow = native.pack_int8(weight[:7], None)
-    with pytest.raises(ValueError, match="out"):
-        native.mlp(Product.INT8, x_TE, norm, gated, narrow)
+            native.layer_tail(Product.INT8, replace(weights, **change))
+    for wrong in (short, float_norm):
+        for change in ({"norm": wrong}, {"next_norm": wrong}):
+            tail = native.layer_tail(Product.INT8, replace(weights, **change))
+            with pytest.raises(ValueError, match="norm"):
+                tail(torch.randn(3, 13).bfloat16(), x_TE, x_TE.new_empty(3, 19))

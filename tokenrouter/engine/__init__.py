@@ -1,9 +1,10 @@
 """Where the two levels meet."""
 
-from tokenrouter.engine.build import EngineOptions, build_engine
+from tokenrouter.engine.build import build_engine
 from tokenrouter.engine.engine import LLMEngine
 from tokenrouter.engine.llm import LLM
 from tokenrouter.engine.observation import ObserveOptions
+from tokenrouter.engine.options import EngineOptions
 from tokenrouter.engine.stats import EngineStats
 
 __all__ = ["LLM", "EngineOptions", "EngineStats", "LLMEngine", "ObserveOptions", "build_engine"]

@@ -173,10 +173,11 @@ class LLMEngine:
 
     @property
     def attention_received(self) -> Received:
-        """Of the last step: per request id and layer, how much attention each of its tokens received.
+        """Of the last step: per request id and layer group, how much attention each of its tokens received.
 
         Float32, one value per token: summed over the queries that ``EngineOptions.observe`` asks for, mean over heads
-        (one decode token gives 1 in all). Empty where nothing was asked for; a preempted request's tokens report again.
+        and over the layers that report (one decode token gives 1 in all). Empty where nothing was asked for; a
+        preempted request's tokens report again.
         """
         observer = self._parts.observer
         return {} if observer is None else observer.received()

@@ -14,7 +14,8 @@ from tqdm import tqdm
 
 from tokenrouter.engine import calibration
 from tokenrouter.engine.admission import Prompt, as_prompts
-from tokenrouter.engine.build import EngineOptions, build_engine
+from tokenrouter.engine.build import build_engine
+from tokenrouter.engine.options import EngineOptions
 from tokenrouter.executors import ExecutorPool, PoolSpec, build_pool
 from tokenrouter.features import TokenTypeTable
 from tokenrouter.models import LoadedModel, load_model

@@ -1,11 +1,12 @@
 """Attention statistics: how much attention each token of a request receives, as a by-product of a step's attention.
 
-L layers, N entries (tokens) of one request.
+B requests of a forward, N entries (tokens) of one request.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from tokenrouter.models import Observation
@@ -46,14 +47,15 @@ class ObserveOptions:
 class Observer:
     """Says what a forward has to report, and hands it out by request."""
 
-    def __init__(self, options: ObserveOptions, num_layers: int) -> None:
-        """Raises ValueError when a layer does not exist."""
+    def __init__(self, options: ObserveOptions, layer_groups: Sequence[int]) -> None:
+        """``layer_groups``: per layer the number of its group. Raises ValueError when a layer does not exist."""
+        num_layers = len(layer_groups)
         if beyond := [layer for layer in options.prefill_layers if layer >= num_layers]:
             raise ValueError(
                 f"prefill_layers names layer {beyond[0]}; the model has layers 0 to {num_layers - 1}"
             )
         self._options = options
-        self._num_layers = num_layers
+        self._layer_groups = layer_groups
         self._parts: list[tuple[list[Chunk], Observation]] = []
 
     def start_step(self) -> None:
@@ -63,32 +65,43 @@ class Observer:
     def observe(self, chunks: Sequence[Chunk]) -> Observation | None:
         """What a forward of ``chunks`` reports; None: nothing."""
         options = self._options
-        num_queries: dict[int, int] = {}
-        if options.decode and any(chunk.length == 1 for chunk in chunks):
-            num_queries = dict.fromkeys(range(self._num_layers), 1)
-        if any(chunk.length > 1 for chunk in chunks):
-            num_queries |= dict.fromkeys(options.prefill_layers, options.prefill_queries)
-        if not num_queries:
+        is_decode_B = torch.tensor([chunk.length == 1 for chunk in chunks])
+        decode_B = is_decode_B.long() * options.decode
+        prompts_B = decode_B + ~is_decode_B * options.prefill_queries
+        num_observed: dict[int, Tensor] = {}
+        if options.decode and bool(is_decode_B.any()):
+            num_observed = dict.fromkeys(range(len(self._layer_groups)), decode_B)
+        if not bool(is_decode_B.all()):
+            num_observed |= dict.fromkeys(options.prefill_layers, prompts_B)
+        if not num_observed:
             return None
-        observation = Observation(num_queries=num_queries)
+        observation = Observation(num_observed=num_observed)
         self._parts.append((list(chunks), observation))
         return observation
 
     def received(self) -> Received:
-        """Of the last step: per request that reports and layer, float32 ``[N]``.
+        """Of the last step: per request that reports and layer group, float32 ``[N]``.
 
-        Summed over the observed queries of the request, mean over heads: one decode token gives 1 in all.
+        Summed over the observed queries of the request, mean over heads and over the layers that report for it: one
+        decode token gives 1 in all.
         """
         found: Received = {}
         for chunks, observation in self._parts:
             sizes = [chunk.start + chunk.length for chunk in chunks]
-            for layer, all_N in observation.received.items():
-                for chunk, own_N in zip(chunks, all_N.split(sizes), strict=True):
-                    if self._reports(chunk, layer):
-                        found.setdefault(chunk.request.request_id, {})[layer] = own_N
+            for group, all_N in observation.received.items():
+                layers_B = self._num_layers(observation, group)
+                parts = zip(chunks, all_N.split(sizes), layers_B.tolist(), strict=True)
+                for chunk, sum_N, num_layers in parts:
+                    if num_layers:
+                        own = found.setdefault(chunk.request.request_id, {})
+                        own[group] = sum_N / num_layers
         return found
 
-    def _reports(self, chunk: Chunk, layer: int) -> bool:
-        if chunk.length == 1:
-            return self._options.decode
-        return layer in self._options.prefill_layers
+    def _num_layers(self, observation: Observation, group: int) -> Tensor:
+        """How many layers of ``group`` report for each request."""
+        counts_LB = [
+            num_observed_B > 0
+            for layer, num_observed_B in observation.num_observed.items()
+            if self._layer_groups[layer] == group
+        ]
+        return torch.stack(counts_LB).sum(0)

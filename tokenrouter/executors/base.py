@@ -16,7 +16,7 @@ class Executor(ABC):
 
     Norms belong to the executor, so that a path may fold its own scales into them and leave the others untouched.
     An implementation is one file, with ``PackedModel`` for its weights. The decoder calls ``qkv`` in the first of the
-    layers that an executor runs in a row, ``finish_layer`` in each, and ``logits``.
+    layers that an executor runs in a row, ``finish_layer`` in each of them, and ``logits``.
     """
 
     name: str
@@ -43,24 +43,17 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def attention_out(self, layer: int, heads_TA: Tensor, hidden_TE: Tensor) -> None:
-        """Adds the output projection of ``heads_TA`` to ``hidden_TE`` in place."""
-
-    @abstractmethod
-    def mlp(self, layer: int, hidden_TE: Tensor) -> None:
-        """Adds the gated MLP of the normed ``hidden_TE`` to ``hidden_TE`` in place."""
-
     def finish_layer(
         self, layer: int, heads_TA: Tensor, hidden_TE: Tensor, next_qkv_TO: Tensor | None = None
     ) -> None:
-        """``attention_out``, ``mlp``, and where ``next_qkv_TO`` is given ``qkv`` of ``layer + 1``.
+        """What follows attention: the output projection, norm and gated MLP, then the next layer's q, k, v.
 
-        A path may do it in fewer calls, with the same result bit for bit.
+        Args:
+            layer: 0 .. L-1.
+            heads_TA: attention's result, not modified.
+            hidden_TE: the residual stream; both are added to it in place.
+            next_qkv_TO: None, or overwritten with what ``qkv`` of ``layer + 1`` gives for the new ``hidden_TE``.
         """
-        self.attention_out(layer, heads_TA, hidden_TE)
-        self.mlp(layer, hidden_TE)
-        if next_qkv_TO is not None:
-            self.qkv(layer + 1, hidden_TE, next_qkv_TO)
 
     @abstractmethod
     def logits(self, hidden_TE: Tensor) -> Tensor:

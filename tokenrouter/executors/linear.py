@@ -21,7 +21,6 @@ class LinearExecutor(Executor):
         super().__init__(packed)
         self._linears = packed.linears(self.product)
         self._input_norms = [Norm(layer.input_norm_E, self._eps) for layer in self._layers]
-        self._post_norms = [Norm(layer.post_norm_E, self._eps) for layer in self._layers]
         self._final_norm = Norm(self._final_norm_E, self._eps)
         self._tails = [self._tail(layer) for layer in range(len(self._layers))]
 
@@ -30,16 +29,6 @@ class LinearExecutor(Executor):
         weights, norm = self._linears.qkv[layer], self._input_norms[layer]
         self._kernels.project(self.product, hidden_TE, weights, norm=norm, out=out_TO)
         self._norm_heads(layer, out_TO)
-
-    def attention_out(self, layer: int, heads_TA: Tensor, hidden_TE: Tensor) -> None:
-        """See Executor."""
-        weights = self._linears.out[layer]
-        self._kernels.project(self.product, heads_TA, weights, out=hidden_TE, accumulate=True)
-
-    def mlp(self, layer: int, hidden_TE: Tensor) -> None:
-        """See Executor."""
-        gate_up, down = self._linears.gate_up[layer], self._linears.down[layer]
-        self._kernels.mlp(self.product, hidden_TE, self._post_norms[layer], gate_up, down)
 
     def finish_layer(
         self, layer: int, heads_TA: Tensor, hidden_TE: Tensor, next_qkv_TO: Tensor | None = None
@@ -64,7 +53,7 @@ class LinearExecutor(Executor):
         is_last = following == len(self._layers)
         weights = TailWeights(
             out=linears.out[layer],
-            norm=self._post_norms[layer],
+            norm=Norm(self._layers[layer].post_norm_E, self._eps),
             gate_up=linears.gate_up[layer],
             down=linears.down[layer],
             next_norm=None if is_last else self._input_norms[following],

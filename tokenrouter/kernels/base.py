@@ -152,20 +152,11 @@ class KernelSet(ABC):
         multiply = self.matmul if product is Product.DENSE else self.int8_weight_matmul
         return multiply(x_TK, packed, out=out, accumulate=accumulate)
 
-    def mlp(
-        self,
-        product: Product,
-        x_TE: Tensor,
-        norm: Norm,
-        gate_up: PackedWeights,
-        down: PackedWeights,
-    ) -> None:
-        """Adds the gated MLP of the normed ``x_TE`` to it in place; as ``project``, twice. ``gate_up`` is gated."""
-        gated_TI = self.project(product, x_TE, gate_up, norm=norm)
-        self.project(product, gated_TI, down, out=x_TE, accumulate=True)
-
     def layer_tail(self, product: Product, weights: TailWeights) -> LayerTail:
-        """Prepares ``project``, ``mlp`` and the next layer's ``project`` as one operator, with the same result."""
+        """Prepares the ``project`` of out, gate_up, down and the next layer's q, k, v as one operator.
+
+        Here they run one after the other; a backend may do it in one call, with the same result bit for bit.
+        """
         return ComposedTail(kernels=self, product=product, weights=weights)
 
     @abstractmethod
@@ -197,7 +188,7 @@ class KernelSet(ABC):
         scale: float,
         dtype: torch.dtype,
         window: int | None = None,
-        observe_queries: int = 1,
+        num_observed_B: Tensor | None = None,
     ) -> AttentionPlan:
         """Prepares one forward's attention, for all layers of one slot table and window.
 
@@ -210,7 +201,8 @@ class KernelSet(ABC):
             scale: softmax scale.
             dtype: of queries and arena.
             window: a query sees only keys with ``query - key < window``; None: all earlier keys.
-            observe_queries: the last queries of each request whose attention ``attention`` can report.
+            num_observed_B: int64, the last queries of each request whose attention ``attention`` can report, 0 for
+                none; None: none of any request.
         """
 
     @abstractmethod
@@ -230,8 +222,8 @@ class KernelSet(ABC):
             kv_SPD: one layer of the arena, contiguous.
             plan: of this forward.
             out: ``[T, H * D]``.
-            received: float32 ``[plan.received_size]``; is overwritten with the attention that each entry receives:
-                summed over the request's last ``observe_queries`` queries, mean over heads.
+            received: float32 ``[plan.received_size]``; the attention that each entry receives is added to it:
+                summed over the request's observed queries, mean over heads.
 
         Returns:
             A ``[T, H * D]`` tensor of the queries' dtype.

@@ -1,6 +1,6 @@
 """What follows attention in a layer, as one operator: the base class's way, out of other operators.
 
-T rows, E hidden size, A attention outputs, O fused q, k, v outputs.
+T rows, E hidden size, A attention outputs, I intermediate, O fused q, k, v outputs.
 """
 
 from dataclasses import dataclass
@@ -48,6 +48,7 @@ class ComposedTail:
         if qkv_TO is not None and w.next_qkv is None:
             raise ValueError("there is no next layer to project for")
         kernels.project(product, heads_TA, w.out, out=hidden_TE, accumulate=True)
-        kernels.mlp(product, hidden_TE, w.norm, w.gate_up, w.down)
+        gated_TI = kernels.project(product, hidden_TE, w.gate_up, norm=w.norm)
+        kernels.project(product, gated_TI, w.down, out=hidden_TE, accumulate=True)
         if qkv_TO is not None and w.next_qkv is not None:
             kernels.project(product, hidden_TE, w.next_qkv, norm=w.next_norm, out=qkv_TO)

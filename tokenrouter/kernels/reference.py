@@ -158,7 +158,7 @@ class ReferenceKernels(KernelSet):
         scale: float,
         dtype: torch.dtype,
         window: int | None = None,
-        observe_queries: int = 1,
+        num_observed_B: Tensor | None = None,
     ) -> AttentionPlan:
         """See KernelSet."""
         return attention_reference.plan(
@@ -167,7 +167,7 @@ class ReferenceKernels(KernelSet):
             scale=scale,
             dtype=dtype,
             window=window,
-            observe_queries=observe_queries,
+            num_observed_B=num_observed_B,
         )
 
     def attention(

@@ -49,12 +49,14 @@ class Observation:
     """Attention that a request's entries receive in a forward.
 
     Attributes:
-        num_queries: per layer that reports, how many of the last queries of each request count, at least 1.
-        received: filled by the forward, per such layer: float32, the visible entries of all requests side by side, in
-            the order of the forward's AttentionBatch; summed over the queries, mean over heads.
+        num_observed: per layer that reports: int64 ``[B]``, how many of the last queries of each request count, 0 for
+            none. Layers that ask for the same share one tensor.
+        received: filled by the forward, per layer group with such a layer: float32, the visible entries of all
+            requests side by side, in the order of the forward's AttentionBatch; summed over queries and layers, mean
+            over heads.
     """
 
-    num_queries: Mapping[int, int]
+    num_observed: Mapping[int, Tensor]
     received: dict[int, Tensor] = field(default_factory=dict)
 
 
@@ -134,7 +136,9 @@ class Decoder:
                     part.ops.qkv(layer, part.hidden_TE, part.qkv_TO)
                     part.seconds += clock.lap_s()
             slots_T, kv_SPD = batch.kv[self._groups[layer]].slots_T, layers_SPD[layer]
-            received = observation.received.get(layer) if observation else None
+            received = None
+            if observation is not None and layer in observation.num_observed:
+                received = observation.received[self._groups[layer]]
             self._kernels.attend(
                 qkv_TO,
                 cos_TD,
@@ -157,33 +161,44 @@ class Decoder:
     def _plan(
         self, batch: ForwardBatch, kv_SPD: Tensor, observation: Observation | None
     ) -> list[AttentionPlan]:
-        """Each layer's plan: one for all layers of a group, window and number of observed queries.
+        """Each layer's plan: one for all layers of a group, window and observed queries.
 
         Makes room for what they report. All layers of the arena are like ``kv_SPD``.
         """
         config = self.config
-        observed = observation.num_queries if observation else {}
-        layers: dict[tuple[int, int | None, int], list[int]] = {}
+        observed = observation.num_observed if observation else {}
+        plans: list[AttentionPlan] = []
+        made: dict[tuple[int, int | None, int | None], AttentionPlan] = {}
         for layer, (group, window) in enumerate(zip(self._groups, config.windows, strict=True)):
-            layers.setdefault((group, window, observed.get(layer, 0)), []).append(layer)
-        plans: dict[int, AttentionPlan] = {}
-        for (group, window, num_queries), alike in layers.items():
-            plan = self._kernels.plan_attention(
-                batch.kv[group].attention,
-                num_slots=kv_SPD.shape[0],
-                num_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                scale=self._scale,
-                dtype=kv_SPD.dtype,
-                window=window,
-                observe_queries=num_queries,
-            )
-            plans |= dict.fromkeys(alike, plan)
-            if observation and num_queries:
-                room = torch.empty(len(alike), plan.received_size)
-                observation.received |= zip(alike, room.unbind(), strict=True)
-        return [plans[layer] for layer in range(config.num_layers)]
+            num_observed_B = observed.get(layer)
+            key = group, window, None if num_observed_B is None else id(num_observed_B)
+            if key not in made:
+                made[key] = self._plan_layer(batch, group, kv_SPD, window, num_observed_B)
+            plans.append(made[key])
+            if observation and num_observed_B is not None and group not in observation.received:
+                observation.received[group] = torch.zeros(plans[-1].received_size)
+        return plans
+
+    def _plan_layer(
+        self,
+        batch: ForwardBatch,
+        group: int,
+        kv_SPD: Tensor,
+        window: int | None,
+        num_observed_B: Tensor | None,
+    ) -> AttentionPlan:
+        config = self.config
+        return self._kernels.plan_attention(
+            batch.kv[group].attention,
+            num_slots=kv_SPD.shape[0],
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=self._scale,
+            dtype=kv_SPD.dtype,
+            window=window,
+            num_observed_B=num_observed_B,
+        )
 
 
 def _slices(

@@ -58,7 +58,10 @@ TR_INLINE void body(const AttentionShape& shape, const Range& range, const T* q,
         float* values = part.values + h * dim;
         std::memset(values, 0, size_t(dim) * sizeof *values);
         for (int64_t k = 0; k < range.count; ++k) add_scaled<V>(range.key<T>(k, value), scores[k], values, dim);
-        if (part.weights) std::memcpy(part.weights + h * kSplitKeys, scores, size_t(range.count) * sizeof *scores);
+        if (!part.weights) continue;
+        T* weights = static_cast<T*>(part.weights) + h * kSplitKeys;
+        for (int64_t k = 0; k < range.count; k += kLanes) store16<V>(weights + k, load16<V>(scores + k));
+        std::fill_n(part.tops + h * kSplitChunks, kSplitChunks, part.largest[h]);
     }
 }
 
@@ -71,9 +74,39 @@ TR_EACH_ISA(decode_float, body, (, float),
 
 // ---- ranges together --------------------------------------------------------------------------------------------------
 
+// The weights of one range, each multiplied by `factors` [H, kSplitChunks] of its chunk and summed over heads.
+template <class V, typename T>
+TR_INLINE void sum_weights(const T* weights, const float* factors, int64_t count, int64_t num_heads, float* received) {
+    for (int64_t k = 0; k < count; k += kLanes) {
+        const bool whole = count - k >= kLanes;
+        f32x16 total = whole ? load16<V>(received + k) : load_some<V>(received + k, count - k);
+        for (int64_t h = 0; h < num_heads; ++h)
+            total += load16<V>(weights + h * kSplitKeys + k) * factors[h * kSplitChunks + k / kChunkKeys];
+        whole ? store16<V>(received + k, total) : store_some<V>(received + k, total, count - k);
+    }
+}
+
+// exp(tops - largest) * scale, chunk by chunk of every head; `largest` and `scale` [H].
+template <class V>
+TR_INLINE void weigh_chunks(const float* tops, const float* largest, const float* scale, int64_t num_heads,
+                            float* factors) {
+    const int64_t count = num_heads * kSplitChunks;
+    for (int64_t h = 0; h < num_heads; ++h)
+        for (int64_t c = 0; c < kSplitChunks; ++c)
+            factors[h * kSplitChunks + c] = tops[h * kSplitChunks + c] - largest[h];
+    for (int64_t i = 0; i < count; i += kLanes) {
+        const int64_t some = count - i;
+        some >= kLanes ? store16<V>(factors + i, exp16<V>(load16<V>(factors + i)))
+                       : store_some<V>(factors + i, exp16<V>(load_some<V>(factors + i, some)), some);
+    }
+    for (int64_t h = 0; h < num_heads; ++h)
+        for (int64_t c = 0; c < kSplitChunks; ++c) factors[h * kSplitChunks + c] *= scale[h];
+}
+
 template <class V, typename T>
 TR_INLINE void merge_body(const DecodePart* parts, int64_t num_parts, const int64_t* counts, int64_t num_heads,
                           int64_t dim, float* scratch, T* out, float* received) {
+    float *most = scratch + num_parts, *scale = most + num_heads, *factors = scale + num_heads;
     for (int64_t h = 0; h < num_heads; ++h) {
         float largest = -INFINITY, sum = 0;
         for (int64_t i = 0; i < num_parts; ++i)
@@ -94,18 +127,14 @@ TR_INLINE void merge_body(const DecodePart* parts, int64_t num_parts, const int6
             T* to = out + h * dim + d;
             count >= kLanes ? store16<V>(to, total) : store_some<V>(to, total, count);
         }
-        // From here on the sums hold what a weight of the part is multiplied by.
-        for (int64_t i = 0; received && i < num_parts; ++i) parts[i].sum[h] = scratch[i] * inverse / float(num_heads);
+        if (!received) continue;
+        most[h] = largest;
+        scale[h] = inverse / float(num_heads);
     }
-    if (!received) return;
-    for (int64_t i = 0; i < num_parts; received += counts[i++])
-        for (int64_t k = 0; k < counts[i]; k += kLanes) {
-            f32x16 total = {};
-            for (int64_t h = 0; h < num_heads; ++h)
-                total += load16<V>(parts[i].weights + h * kSplitKeys + k) * parts[i].sum[h];
-            const int64_t count = counts[i] - k;
-            count >= kLanes ? store16<V>(received + k, total) : store_some<V>(received + k, total, count);
-        }
+    for (int64_t i = 0; received && i < num_parts; received += counts[i++]) {
+        weigh_chunks<V>(parts[i].tops, most, scale, num_heads, factors);
+        sum_weights<V>(static_cast<const T*>(parts[i].weights), factors, counts[i], num_heads, received);
+    }
 }
 
 TR_EACH_ISA(merge_bf16, merge_body, (, bf16),

@@ -12,7 +12,7 @@
 namespace tr {
 namespace {
 
-constexpr int64_t kChunk = 32;      // keys between two rescalings
+constexpr int64_t kChunk = kChunkKeys;
 constexpr int64_t kAheadKeys = 32;  // how far ahead of a chunk entries are asked for
 
 // Asks for entries ahead, line by line, into the second cache. A chunk's share is spread over its scores and its values, so that
@@ -96,7 +96,7 @@ struct Running {
     float largest, sum;
     float* values;      // [D], quarters of interleaved halves until the end
     uint32_t* weights;  // where pairs of them are kept, a chunk after the other, or null
-    float* tops;        // and the largest score that each chunk's weights are relative to
+    float* tops;        // and the largest score that each chunk's are relative to
 };
 
 // Scores of a chunk to weights, as bf16 pairs of neighbouring keys; what was summed up before is rescaled.
@@ -186,35 +186,19 @@ TR_AVX512 void straighten(float* values, int64_t dim) {
     }
 }
 
-// Kept weights, all relative to the largest score of the range.
-TR_AVX512 void weigh(const Running& head, int64_t count, float* weights) {
-    for (int64_t k0 = 0; k0 < count; k0 += kChunk) {
-        const float by = std::exp(head.tops[k0 / kChunk] - head.largest);
-        const bf16* kept = reinterpret_cast<const bf16*>(head.weights) + k0;
-        for (int64_t k = 0; k < kChunk; k += kLanes) store16<Avx512>(weights + k0 + k, load16<Avx512>(kept + k) * by);
-    }
-}
-
 template <int N>
 TR_AVX512 void decode_heads(const AttentionShape& shape, const Range& range, const uint16_t* q,
                             const DecodePart& part) {
     static thread_local std::vector<Running> state;
-    static thread_local std::vector<uint32_t> weights;
-    static thread_local std::vector<float> tops;
-    constexpr int64_t chunks = kSplitKeys / kChunk;
     const int64_t dim = shape.head_dim, repeat = shape.repeat();
     state.clear();
     for (int64_t h = 0; h < shape.num_heads; ++h) {
         std::memset(part.values + h * dim, 0, size_t(dim) * sizeof(float));
         state.push_back({-INFINITY, 0.0f, part.values + h * dim, nullptr, nullptr});
     }
-    if (part.weights) {
-        weights.resize(size_t(shape.num_heads * kSplitKeys / 2));
-        tops.resize(size_t(shape.num_heads * chunks));
-        for (int64_t h = 0; h < shape.num_heads; ++h) {
-            state[size_t(h)].weights = weights.data() + h * kSplitKeys / 2;
-            state[size_t(h)].tops = tops.data() + h * chunks;
-        }
+    for (int64_t h = 0; part.weights && h < shape.num_heads; ++h) {
+        state[size_t(h)].weights = static_cast<uint32_t*>(part.weights) + h * kSplitKeys / 2;
+        state[size_t(h)].tops = part.tops + h * kSplitChunks;
     }
     Fetcher fetcher(shape, range);
     for (int64_t k0 = 0; k0 < range.count; k0 += kChunk) {
@@ -232,7 +216,6 @@ TR_AVX512 void decode_heads(const AttentionShape& shape, const Range& range, con
         straighten(part.values + h * dim, dim);
         part.largest[h] = state[size_t(h)].largest;
         part.sum[h] = state[size_t(h)].sum;
-        if (part.weights) weigh(state[size_t(h)], range.count, part.weights + h * kSplitKeys);
     }
 }
 

@@ -28,14 +28,17 @@ typename V::value_type* at_least(V& v, int64_t size) {
 }
 
 int64_t part_floats(const AttentionShape& shape, bool with_weights) {
-    return shape.num_heads * (2 + shape.head_dim + (with_weights ? kSplitKeys : 0));
+    return shape.num_heads * (2 + shape.head_dim + (with_weights ? kSplitChunks + kSplitKeys : 0));
 }
 
-DecodePart part_at(const AttentionShape& shape, float* parts, int64_t index, bool with_weights) {
-    float* base = parts + index * part_floats(shape, with_weights);
+// `room`: parts have room for weights; `with_weights`: this one keeps them.
+DecodePart part_at(const AttentionShape& shape, float* parts, int64_t index, bool room, bool with_weights) {
+    float* base = parts + index * part_floats(shape, room);
     const int64_t heads = shape.num_heads;
     float* values = base + 2 * heads;
-    return {base, base + heads, values, with_weights ? values + heads * shape.head_dim : nullptr};
+    if (!with_weights) return {base, base + heads, values, nullptr, nullptr};
+    float* tops = values + heads * shape.head_dim;
+    return {base, base + heads, values, tops, tops + heads * kSplitChunks};
 }
 
 }  // namespace
@@ -52,9 +55,8 @@ int64_t AttentionRequest::first_key(int64_t position, int64_t window) const {
     return std::lower_bound(positions, positions + num_keys, oldest) - positions;
 }
 
-AttentionPlan::AttentionPlan(const AttentionShape& shape, std::vector<AttentionRequest> requests,
-                             int64_t observe_queries)
-    : shape_(shape), requests_(std::move(requests)), observe_queries_(observe_queries) {
+AttentionPlan::AttentionPlan(const AttentionShape& shape, std::vector<AttentionRequest> requests)
+    : shape_(shape), requests_(std::move(requests)) {
     const size_t count = requests_.size();
     for (auto* v : {&first_part_, &num_request_items_, &first_key_, &panel_offset_, &column_offset_}) v->resize(count);
     for (size_t i = 0; i < count; ++i) {
@@ -85,7 +87,7 @@ void AttentionPlan::plan_prefill(int64_t r) {
     const AttentionRequest& request = requests_[size_t(r)];
     const int64_t first = request.first_key(request.query_start, shape_.window) / 32 * 32;
     const int64_t rows = request.num_queries * shape_.repeat();
-    const int64_t observed = observed_row(r);
+    const int64_t observed = request.observed_row(shape_.repeat());
     int64_t num_observed = 0;
     first_key_[size_t(r)] = first;
     panel_offset_[size_t(r)] = num_panels_;
@@ -99,11 +101,6 @@ void AttentionPlan::plan_prefill(int64_t r) {
         }
     }
     num_column_floats_ += num_observed * request.num_keys;
-}
-
-int64_t AttentionPlan::observed_row(int64_t r) const {
-    const AttentionRequest& request = requests_[size_t(r)];
-    return std::max<int64_t>(0, request.num_queries - observe_queries_) * shape_.repeat();
 }
 
 PackedKeys AttentionPlan::packed(int64_t r, int64_t group, uint8_t* panels) const {
@@ -123,12 +120,7 @@ void AttentionPlan::pack(const AttentionRun& run, uint8_t* panels) {
     });
 }
 
-void AttentionPlan::run(const AttentionRun& asked) {
-    AttentionRun run = asked;
-    if (!observe_queries_ && run.received) {
-        std::fill_n(run.received, received_size_, 0.0f);
-        run.received = nullptr;
-    }
+void AttentionPlan::run(const AttentionRun& run) {
     if (items_.empty()) return;
     WorkSpace& space = work_space();
     const bool observed = run.received != nullptr;
@@ -165,15 +157,15 @@ size_t AttentionPlan::items_per_claim() const {
 void AttentionPlan::run_item(const AttentionRun& run, const AttentionItem& item, float* parts, float* columns,
                              uint8_t* panels) {
     const AttentionRequest& request = requests_[size_t(item.request)];
-    const bool observed = run.received != nullptr;
+    const bool observed = run.received && request.num_observed;
     if (request.num_queries == 1) {
-        decode_item(shape_, request, item, run, part_at(shape_, parts, item.part, observed));
+        decode_item(shape_, request, item, run, part_at(shape_, parts, item.part, run.received, observed));
     } else {
         float* sums = observed && item.part >= 0
                           ? columns + column_offset_[size_t(item.request)] + item.part * request.num_keys
                           : nullptr;
         prefill_item(shape_, request, item, run, packed(item.request, item.group, panels), sums,
-                     observed_row(item.request));
+                     request.observed_row(shape_.repeat()));
     }
     if (--open_items_[size_t(item.request)] > 0) return;
     if (request.num_queries == 1) {
@@ -185,7 +177,7 @@ void AttentionPlan::run_item(const AttentionRun& run, const AttentionItem& item,
 
 void AttentionPlan::finish_decode(const AttentionRun& run, int64_t r, float* parts) {
     const AttentionRequest& request = requests_[size_t(r)];
-    const bool observed = run.received != nullptr;
+    const bool observed = run.received && request.num_observed;
     const int64_t first = first_key_[size_t(r)], last = std::max(first, request.last_key(request.query_start));
     const int64_t count = num_request_items_[size_t(r)];
     static thread_local std::vector<DecodePart> ranges;
@@ -193,16 +185,14 @@ void AttentionPlan::finish_decode(const AttentionRun& run, int64_t r, float* par
     static thread_local std::vector<float> scratch;
     ranges.clear();
     counts.clear();
-    at_least(scratch, count);
+    at_least(scratch, count + shape_.num_heads * (2 + kSplitChunks));
     for (int64_t i = 0; i < count; ++i) {
-        ranges.push_back(part_at(shape_, parts, first_part_[size_t(r)] + i, observed));
+        ranges.push_back(part_at(shape_, parts, first_part_[size_t(r)] + i, run.received, observed));
         counts.push_back(std::min(kSplitKeys, last - first - i * kSplitKeys));
     }
-    float* received = observed ? run.received + request.received_offset : nullptr;
-    if (observed) std::fill_n(received, request.num_keys, 0.0f);
     const int64_t at = request.query_rows[0] * shape_.num_heads * shape_.head_dim * (shape_.is_bf16 ? 2 : 4);
     merge_parts(shape_, ranges.data(), count, counts.data(), scratch.data(), static_cast<uint8_t*>(run.out) + at,
-                observed ? received + first : nullptr);
+                observed ? run.received + request.received_offset + first : nullptr);
 }
 
 // Adds up the column sums of a prefill request's items, in their order.
@@ -212,10 +202,11 @@ void AttentionPlan::finish_columns(const AttentionRun& run, int64_t r, const flo
     const int64_t first = column_offset_[size_t(r)];
     const int64_t last = end < requests_.size() ? column_offset_[end] : num_column_floats_;
     float* received = run.received + request.received_offset;
-    std::fill_n(received, request.num_keys, 0.0f);
-    for (int64_t at = first; at < last; at += request.num_keys)
-        for (int64_t k = 0; k < request.num_keys; ++k) received[k] += columns[at + k];
-    for (int64_t k = 0; k < request.num_keys; ++k) received[k] /= float(shape_.num_heads);
+    for (int64_t k = 0; k < request.num_keys; ++k) {
+        float sum = 0;
+        for (int64_t at = first; at < last; at += request.num_keys) sum += columns[at + k];
+        received[k] += sum / float(shape_.num_heads);
+    }
 }
 
 }  // namespace tr

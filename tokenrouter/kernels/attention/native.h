@@ -7,6 +7,7 @@
 // never on threads or on other requests.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -17,6 +18,8 @@
 namespace tr {
 
 constexpr int64_t kSplitKeys = 128;  // keys of one decode item
+constexpr int64_t kChunkKeys = 32;   // of them between two rescalings
+constexpr int64_t kSplitChunks = kSplitKeys / kChunkKeys;
 constexpr int64_t kBlockRows = 32;   // (query, head) rows of one prefill item
 constexpr int64_t kBlockKeys = 128;  // keys between two rescalings of a prefill item
 
@@ -37,7 +40,11 @@ struct AttentionRequest {
     const int64_t* slots;       // [K], oldest first
     const int64_t* positions;   // [K] ascending, or null when they are 0 .. K - 1
     int64_t num_keys;
+    int64_t num_observed;       // the last queries, whose attention `received` sums up
     int64_t received_offset;    // where its K entries lie in `received`
+
+    // The first (query, head) row that is observed.
+    int64_t observed_row(int64_t repeat) const { return std::max<int64_t>(0, num_queries - num_observed) * repeat; }
 
     // Entries [first, last) that a query at `position` sees.
     int64_t last_key(int64_t position) const;
@@ -57,22 +64,25 @@ struct AttentionRun {
     int64_t q_stride;
     const void* kv;      // [S, 2 G, D] contiguous: key heads, then value heads
     void* out;           // [T, H * D] contiguous
-    float* received;     // sums over heads / H and observed queries per entry of each request, or null
+    float* received;     // sums over heads / H and observed queries are added, per entry of each request; or null
 };
 
 // ---- what the two kinds of items share --------------------------------------------------------------------------------
 
 // Result of a decode item: per head its largest scaled score, sum of weights, weighted values (unnormalised), and where
-// they are asked for the weights themselves.
+// they are asked for the weights themselves, in the dtype of q and relative to the largest score up to their chunk.
 struct DecodePart {
-    float *largest, *sum, *values, *weights;  // [H], [H], [H, D], [H, kSplitKeys] or null
+    float *largest, *sum, *values;  // [H], [H], [H, D]
+    float* tops;                    // [H, kSplitChunks] or null
+    void* weights;                  // [H, kSplitKeys] or null; entries beyond the range are anything
 };
 
 void decode_item(const AttentionShape& shape, const AttentionRequest& request, const AttentionItem& item,
                  const AttentionRun& run, const DecodePart& part);
 
 // Puts the ranges of a request together, each weighing exp(its largest score - the largest of all). `counts`: keys of
-// each; `scratch` [num_parts]; `out` [H * D]; `received` [sum of counts] or null: mean over heads. Parts are used up.
+// each; `scratch` [num_parts + H (2 + kSplitChunks)]; `out` [H * D]; `received` [sum of counts] or null: the mean over heads
+// is added.
 void merge_parts(const AttentionShape& shape, const DecodePart* parts, int64_t num_parts, const int64_t* counts,
                  float* scratch, void* out, float* received);
 
@@ -94,8 +104,7 @@ void prefill_item(const AttentionShape& shape, const AttentionRequest& request, 
 
 class AttentionPlan {
   public:
-    // `observe_queries`: the last queries of each request whose attention `received` sums up.
-    AttentionPlan(const AttentionShape& shape, std::vector<AttentionRequest> requests, int64_t observe_queries);
+    AttentionPlan(const AttentionShape& shape, std::vector<AttentionRequest> requests);
 
     void run(const AttentionRun& run);
 
@@ -104,7 +113,6 @@ class AttentionPlan {
   private:
     void plan_decode(int64_t request);
     void plan_prefill(int64_t request);
-    int64_t observed_row(int64_t request) const;
     PackedKeys packed(int64_t request, int64_t group, uint8_t* panels) const;
     void pack(const AttentionRun& run, uint8_t* panels);
     size_t items_per_claim() const;
@@ -119,7 +127,7 @@ class AttentionPlan {
         int64_t request, group, panel;
     };
     std::vector<PanelSpan> spans_;  // what is packed, once per layer
-    int64_t observe_queries_, received_size_ = 0;
+    int64_t received_size_ = 0;
     int64_t num_parts_ = 0;        // decode items
     std::vector<int64_t> first_part_, num_request_items_;  // per request
     // Prefill, per request: first packed key, offset of its panels in the work space (in panels), column sums' offset.

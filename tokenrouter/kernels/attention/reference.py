@@ -26,7 +26,8 @@ class _Span:
     """One request's part of a forward.
 
     ``query_index_Q`` are its rows of the forward, ``slots_K`` its visible entries, ``key_positions_K`` their positions
-    (None: 0 .. K-1), ``first_slot`` the first slot when they lie in a row, else -1.
+    (None: 0 .. K-1), ``first_slot`` the first slot when they lie in a row, else -1, ``num_observed`` its last queries
+    that report.
     """
 
     query_index_Q: Tensor
@@ -34,6 +35,7 @@ class _Span:
     slots_K: Tensor
     key_positions_K: Tensor | None
     first_slot: int
+    num_observed: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +62,6 @@ class ReferencePlan:
     scale: float
     in_order: bool
     window: int | None
-    observe_queries: int
 
     @property
     def received_size(self) -> int:
@@ -75,10 +76,10 @@ def plan(
     scale: float,
     dtype: torch.dtype,
     window: int | None = None,
-    observe_queries: int = 1,
+    num_observed_B: Tensor | None = None,
 ) -> ReferencePlan:
     """Groups the requests of ``batch`` into calls; arguments as in ``KernelSet.plan_attention``."""
-    spans = _spans(batch)
+    spans = _spans(batch, num_observed_B)
     alone = [_runs_alone(span) for span in spans]
     calls = [_single(s, window, dtype) for s, single in zip(spans, alone, strict=True) if single]
     decode = [span for span, single in zip(spans, alone, strict=True) if not single]
@@ -97,17 +98,18 @@ def plan(
         scale=scale,
         in_order=_covers_in_order(calls),
         window=window,
-        observe_queries=observe_queries,
     )
 
 
-def _spans(batch: AttentionBatch) -> list[_Span]:
+def _spans(batch: AttentionBatch, num_observed_B: Tensor | None) -> list[_Span]:
     spans, offset = [], 0
-    for queries, start, row, keys in zip(
+    observed_B = torch.zeros_like(batch.row_B) if num_observed_B is None else num_observed_B
+    for queries, start, row, keys, observed in zip(
         batch.num_queries_B.tolist(),
         batch.query_start_B.tolist(),
         batch.row_B.tolist(),
         batch.num_keys_B.tolist(),
+        observed_B.tolist(),
         strict=True,
     ):
         slots_K = batch.slots_RN[row, :keys]
@@ -119,6 +121,7 @@ def _spans(batch: AttentionBatch) -> list[_Span]:
                 slots_K=slots_K,
                 key_positions_K=None if positions_RN is None else positions_RN[row, :keys],
                 first_slot=_first_of_run(slots_K),
+                num_observed=min(observed, queries),
             )
         )
         offset += queries
@@ -248,8 +251,8 @@ def _observe(q_THD: Tensor, kv_SPD: Tensor, plan: ReferencePlan, received: Tenso
     """Softmax weights of each request's last queries, in float32, summed over them, mean over heads."""
     num_heads, groups, offset = q_THD.shape[1], kv_SPD.shape[1] // 2, 0
     for span in plan.spans:
-        num_keys, num_queries = span.slots_K.shape[0], span.query_index_Q.shape[0]
-        first = max(0, num_queries - plan.observe_queries)
+        num_keys = span.slots_K.shape[0]
+        first = span.query_index_Q.shape[0] - span.num_observed
         q_QHD = q_THD[span.query_index_Q[first:]].float()
         key_KHD = kv_SPD[span.slots_K, :groups].float().repeat_interleave(num_heads // groups, 1)
         scores_HQK = torch.einsum("qhd,khd->hqk", q_QHD, key_KHD) * plan.scale
@@ -257,7 +260,7 @@ def _observe(q_THD: Tensor, kv_SPD: Tensor, plan: ReferencePlan, received: Tenso
         if mask is not None:
             scores_HQK.masked_fill_(~mask[first:], float("-inf"))
         weights_HQK = scores_HQK.softmax(-1).nan_to_num_(0.0)  # a query that sees nothing
-        received[offset : offset + num_keys] = weights_HQK.sum(1).mean(0)
+        received[offset : offset + num_keys] += weights_HQK.sum(1).mean(0)
         offset += num_keys
 
 

@@ -59,12 +59,12 @@ class Plan {
     Plan(const Tensor& query_rows, const Tensor& num_queries, const Tensor& query_start, const Tensor& row,
          const Tensor& num_keys, const Tensor& slots, const std::optional<Tensor>& positions, int64_t num_slots,
          int64_t num_heads, int64_t num_groups, int64_t head_dim, double scale, int64_t window, bool bf16,
-         int64_t observe_queries)
+         const std::optional<Tensor>& num_observed)
         : query_rows_(query_rows), slots_(slots), positions_(positions), num_slots_(num_slots) {
         TORCH_CHECK_VALUE(num_groups > 0 && num_heads > 0 && num_heads % num_groups == 0 && head_dim > 0,
                           num_heads, " query heads of size ", head_dim, " cannot share ", num_groups, " key heads");
         TORCH_CHECK_VALUE(scale > 0, "the softmax scale must be positive, got ", scale);
-        TORCH_CHECK_VALUE(window >= 0 && observe_queries >= 0, "window and observe_queries must not be negative");
+        TORCH_CHECK_VALUE(window >= 0, "window must not be negative");
         const int64_t count = num_queries.numel();
         for (const auto& [t, name] : {std::pair{&query_rows, "query_rows"}, std::pair{&num_queries, "num_queries"},
                                       std::pair{&query_start, "query_start"}, std::pair{&row, "row"},
@@ -72,6 +72,11 @@ class Plan {
             check_dtype(*t, at::kLong, name);
             check_contiguous(*t, name);
             if (t != &query_rows && t != &slots) check_shape(*t, {count}, name);
+        }
+        if (num_observed) {
+            check_dtype(*num_observed, at::kLong, "num_observed");
+            check_contiguous(*num_observed, "num_observed");
+            check_shape(*num_observed, {count}, "num_observed");
         }
         TORCH_CHECK_VALUE(slots.dim() == 2, "slots must be [rows, entries], got ", slots.sizes());
         if (positions) {
@@ -91,15 +96,17 @@ class Plan {
             TORCH_CHECK_VALUE(queries >= 1 && queries <= num_tokens_ - at && start >= 0 && start <= kMaxPosition,
                               "request ", i, " has ", queries, " queries from position ", start, "; ",
                               num_tokens_ - at, " rows are left");
+            const int64_t observed = num_observed ? num_observed->data_ptr<int64_t>()[i] : 0;
+            TORCH_CHECK_VALUE(observed >= 0, "num_observed must not be negative, got ", observed);
             const int64_t* first_slot = slots.data_ptr<int64_t>() + r * slots.size(1);
             check_slots(first_slot, keys, num_slots);
             requests.push_back({query_rows.data_ptr<int64_t>() + at, queries, start, first_slot,
-                                positions ? positions->data_ptr<int64_t>() + r * slots.size(1) : nullptr, keys, 0});
+                                positions ? positions->data_ptr<int64_t>() + r * slots.size(1) : nullptr, keys, observed, 0});
             at += queries;
         }
         TORCH_CHECK_VALUE(at == num_tokens_, "requests have ", at, " queries, there are ", num_tokens_, " rows");
         shape_ = {num_heads, num_groups, head_dim, float(scale), window, bf16};
-        plan_ = std::make_unique<AttentionPlan>(shape_, std::move(requests), observe_queries);
+        plan_ = std::make_unique<AttentionPlan>(shape_, std::move(requests));
     }
 
     void run(const Tensor& q, const Tensor& kv, const Tensor& out, const std::optional<Tensor>& received) {
@@ -170,7 +177,7 @@ void bind_attention(pybind11::module_& m) {
     pybind11::class_<Plan>(m, "AttentionPlan")
         .def(pybind11::init<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                             const std::optional<Tensor>&, int64_t, int64_t, int64_t, int64_t, double, int64_t, bool,
-                            int64_t>())
+                            const std::optional<Tensor>&>())
         .def("run", &Plan::run)
         .def("attend", &Plan::attend)
         .def_property_readonly("received_size", &Plan::received_size);

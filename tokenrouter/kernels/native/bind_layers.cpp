@@ -1,4 +1,4 @@
-// Python's view of a layer's products that prepare their own rows: a linear, the gated MLP, and all that follows attention.
+// Python's view of a layer's products that prepare their own rows: a linear, and all that follows attention.
 #include <optional>
 
 #include "native/bindings.h"
@@ -20,24 +20,12 @@ void project(const Tensor& x, const std::optional<Tensor>& norm, double eps, con
     multiply(plain, checked_norm(norm, eps, x), int8_rows, w, to);
 }
 
-void check_mlp(const Weights& gate_up, const Weights& down) {
-    TORCH_CHECK_VALUE(gate_up.gated && gate_up.int8 == down.int8 && down.k == gate_up.n,
-                      "down must take what gated weights of the same format give, ", gate_up.n, " features, got ",
-                      down.k);
-}
-
 // Adds the MLP of the normed rows to `sum`, which is where they lie.
 void add_mlp(const Plain& x, const Norm& norm, const Weights& gate_up, const Weights& down, bool int8_rows,
              const Out& sum) {
     uint8_t* gated = scratch().get(Scratch::kGated, x.count * down.k * x.item());
     multiply(x, norm, int8_rows, gate_up, {gated, down.k, x.is_bf16, false});
     multiply({gated, down.k, x.count, x.is_bf16}, {}, int8_rows, down, sum);
-}
-
-void mlp(const Tensor& x, const Tensor& norm, double eps, const Weights& gate_up, const Weights& down, bool int8_rows) {
-    const Plain plain = checked_plain(x, gate_up, int8_rows);
-    check_mlp(gate_up, down);
-    add_mlp(plain, checked_norm(norm, eps, x), gate_up, down, int8_rows, checked_out(x, plain.count, down, true));
 }
 
 // All token-wise operators between one layer's attention and the next one's. Python keeps the weights alive.
@@ -47,7 +35,9 @@ class LayerTail {
               const std::optional<Tensor>& next_norm, double next_eps, const Weights* next, bool int8_rows)
         : out_(out), gate_up_(gate_up), down_(down), next_(next), norm_(norm), next_norm_(next_norm), eps_(eps),
           next_eps_(next_eps), int8_rows_(int8_rows) {
-        check_mlp(gate_up, down);
+        TORCH_CHECK_VALUE(gate_up.gated && gate_up.int8 == down.int8 && down.k == gate_up.n,
+                          "down must take what gated weights of the same format give, ", gate_up.n,
+                          " features, got ", down.k);
         TORCH_CHECK_VALUE(out.n == gate_up.k && (!next || next->k == gate_up.k),
                           "the layer's weights are of different hidden sizes");
     }
@@ -84,7 +74,6 @@ class LayerTail {
 
 void bind_layers(pybind11::module_& m) {
     m.def("project", &project);
-    m.def("mlp", &mlp);
     using pybind11::keep_alive;
     pybind11::class_<LayerTail>(m, "LayerTail")
         .def(pybind11::init<const Weights&, const Tensor&, double, const Weights&, const Weights&,

@@ -177,21 +177,6 @@ class NativeKernels(ReferenceKernels):
         self._module.project(x_TK, weight_E, eps, handle, int8_rows, out, accumulate)
         return out
 
-    def mlp(
-        self,
-        product: Product,
-        x_TE: Tensor,
-        norm: Norm,
-        gate_up: PackedWeights,
-        down: PackedWeights,
-    ) -> None:
-        """See KernelSet."""
-        if not isinstance(gate_up, NativePacked) or not isinstance(down, NativePacked):
-            super().mlp(product, x_TE, norm, gate_up, down)
-            return
-        handles = handle_for(product, gate_up), handle_for(product, down)
-        self._module.mlp(x_TE, norm.weight_E, norm.eps, *handles, product is Product.INT8)
-
     def layer_tail(self, product: Product, weights: TailWeights) -> LayerTail:
         """See KernelSet."""
         linears = (weights.out, weights.gate_up, weights.down, weights.next_qkv)
@@ -240,7 +225,7 @@ class NativeKernels(ReferenceKernels):
         scale: float,
         dtype: torch.dtype,
         window: int | None = None,
-        observe_queries: int = 1,
+        num_observed_B: Tensor | None = None,
     ) -> AttentionPlan:
         """See KernelSet."""
         plan: AttentionPlan = self._module.AttentionPlan(
@@ -258,7 +243,7 @@ class NativeKernels(ReferenceKernels):
             scale,
             window or 0,
             dtype == torch.bfloat16,
-            observe_queries,
+            num_observed_B,
         )
         return plan
 
