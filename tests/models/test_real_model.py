@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tokenrouter import LLM, EngineOptions, SamplingParams
+from tokenrouter.executors import build_pool
 from tokenrouter.models import LoadedModel, identity, load_model
 from tokenrouter.workloads.text import PythonDocs
 
@@ -48,7 +49,10 @@ def prompts(tokenizer: Any) -> list[list[int]]:
 
 
 @pytest.mark.slow
-def test_greedy_output_equals_transformers(smollm2_fp32: LoadedModel, smollm2_hf: Any) -> None:
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_greedy_output_equals_transformers(
+    smollm2_fp32: LoadedModel, smollm2_hf: Any, backend: str
+) -> None:
     """What the tiny models cannot show: real weights, real lengths, tied embeddings, nine query heads.
 
     Equal to ``generate`` by induction: transformers' argmax after prompt and our output so far is our next token.
@@ -56,7 +60,8 @@ def test_greedy_output_equals_transformers(smollm2_fp32: LoadedModel, smollm2_hf
     """
     asked = prompts(smollm2_fp32.tokenizer)
     assert len(asked) == 20 and min(map(len, asked)) == 1
-    llm = LLM(smollm2_fp32, options=EngineOptions(max_num_batched_tokens=384))
+    pool = build_pool("full", smollm2_fp32, kernels=backend)
+    llm = LLM(smollm2_fp32, executors=pool, options=EngineOptions(max_num_batched_tokens=384))
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     outputs = llm.generate(asked, params)
     num_ties = 0
