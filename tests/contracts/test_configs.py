@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from tokenrouter import EngineOptions
 from tokenrouter.evaluation.quality import QualitySettings
 from tokenrouter.executors import PoolSpec
+from tokenrouter.kvcache.retention import RetentionOptions
 from tokenrouter.routers import Router
 from tokenrouter.tasks import build
 
@@ -74,6 +75,24 @@ def test_every_scheduler_reaches_the_engine_key_by_key(name: str) -> None:
     assert options.scheduler == cfg.scheduler.policy == name
     known = {field.name for field in fields(EngineOptions)} | {"policy"}
     assert {str(key) for key in cfg.scheduler} <= known
+
+
+@pytest.mark.parametrize("name", _choices("kvcache"))
+def test_every_retention_policy_reaches_the_engine(name: str) -> None:
+    """A policy called otherwise than its file, or an option that its config leaves out of sight."""
+    cfg = _compose(f"kvcache={name}")
+    retention = build.engine_options(cfg).retention
+    if name == "full":
+        assert retention is None
+        return
+    assert retention is not None and retention.policy.name == name
+    policy, options = dict(cfg.kvcache.retention.policy), dict(cfg.kvcache.retention)
+    assert set(policy) - {"_target_"} == {
+        f.name for f in fields(retention.policy) if f.init  # type: ignore[arg-type]
+    }
+    assert set(options) - {"_target_", "_convert_", "policy"} | {"policy"} == {
+        f.name for f in fields(RetentionOptions)
+    }
 
 
 def test_the_default_config_is_the_librarys_default() -> None:

@@ -113,12 +113,6 @@ def test_systems_take_turns(model: LoadedModel, monkeypatch: pytest.MonkeyPatch)
     assert order == ["a", "b", "c", "a", "b", "c"]
 
 
-def test_requests_wait_for_their_arrival(model: LoadedModel) -> None:
-    result = run_requests(LLM(model), _requests((4, 1), (4, 1), arrival_s=0.2))
-    first, second = (metrics for metrics, _ in result.requests)
-    assert second.arrival_s - first.arrival_s >= 0.19
-
-
 def test_a_refused_request_ends_the_measurement(model: LoadedModel) -> None:
     with pytest.raises(ValueError, match="model's length"):
         run_requests(LLM(model), _requests((5000, 2)))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tokenrouter.kernels import (
     AttentionPlan,
+    Int8Entries,
     NativeKernels,
     Norm,
     PackedWeights,
@@ -123,14 +124,19 @@ class Attacker:
     def rope(self, kernels: NativeKernels) -> None:
         num_tokens, heads, groups, dim = (self.size() % 9 for _ in range(4))
         dim, dtype, num_slots = self._random.choice((dim, 2 * dim, 64)), self.choice(), 12
-        quantise = self.size() < 8
+        int8 = None
+        if self.size() < 8:
+            int8 = Int8Entries(
+                self.tensor(num_slots - 5, 2 * groups, dim, dtype=torch.int8),
+                self.tensor(num_slots - 5, 2 * groups),
+            )
         kernels.rope_store_kv(
             self.tensor(num_tokens, (heads + 2 * groups) * dim, dtype=dtype),
             self.tensor(num_tokens, dim, dtype=dtype),
             self.tensor(num_tokens, dim, dtype=dtype),
             self.ints([self._random.randrange(num_slots) for _ in range(num_tokens)]),
-            self.tensor(num_slots, 2 * groups, dim, dtype=torch.int8 if quantise else dtype),
-            scale_SP=self.tensor(num_slots, 2 * groups) if quantise else None,
+            self.tensor(5 if int8 else num_slots, 2 * groups, dim, dtype=dtype),
+            int8=int8,
             out=self.tensor(num_tokens, heads, dim, dtype=dtype),
         )
 

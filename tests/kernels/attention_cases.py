@@ -3,13 +3,14 @@
 T tokens, H query heads, G key heads, D head size, S slots, P planes, K keys of a request, R rows of the slot table.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from tokenrouter.kernels import AttentionPlan, KernelSet
+from tokenrouter.kernels import AttentionPlan, Int8Entries, KernelSet
+from tokenrouter.kernels.rope_store_kv.reference import store_int8
 from tokenrouter.types import AttentionBatch
 
 SCALE = 0.3
@@ -52,11 +53,51 @@ class Step:
     kv_SPD: Tensor
     batch: AttentionBatch
     heads: Heads
+    int8: Int8Entries | None = None
+    read_SPD: Tensor | None = None  # what int8 entries stand for, at the slots of
+    read_table_RN: Tensor | None = None
+
+    def entries(self, row: int, num_keys: int) -> Tensor:
+        """What attention reads of a row: int8 ones as the numbers that they stand for."""
+        if self.read_SPD is None or self.read_table_RN is None:
+            return self.kv_SPD[self.batch.slots_RN[row, :num_keys]]
+        return self.read_SPD[self.read_table_RN[row, :num_keys]]
 
     def to(self, dtype: torch.dtype) -> "Step":
         """The same with queries and entries rounded to ``dtype``."""
         q_THD, kv_SPD = self.q_THD.to(dtype), self.kv_SPD.to(dtype)
         return Step(q_THD=q_THD, kv_SPD=kv_SPD, batch=self.batch, heads=self.heads)
+
+    def in_int8(self, share: float) -> "Step":
+        """The same with that share of the entries in int8, behind the null slot."""
+        num_full = len(self.kv_SPD)
+        is_int8_S = torch.rand(num_full, generator=torch.Generator().manual_seed(2)) < share
+        is_int8_S &= self.kv_SPD.isfinite().all(-1).all(-1)
+        is_int8_S[-1] = False
+        moved_J = is_int8_S.nonzero().flatten()
+        int8 = Int8Entries(
+            torch.full((num_full + 5, *self.kv_SPD.shape[1:]), 99, dtype=torch.int8),
+            torch.full((num_full + 5, self.kv_SPD.shape[1]), float("nan")),
+        )
+        place_S = torch.randperm(num_full + 5, generator=torch.Generator().manual_seed(3))[
+            :num_full
+        ]
+        store_int8(self.kv_SPD[moved_J], place_S[moved_J], int8)
+        read_SPD, rest_SPD = self.kv_SPD.clone(), self.kv_SPD.clone()
+        scale_JP1 = int8.scale_SP[place_S[moved_J]].unsqueeze(-1)
+        read_SPD[moved_J] = (int8.q_SPD[place_S[moved_J]] * scale_JP1).to(self.kv_SPD.dtype)
+        rest_SPD[moved_J] = float("nan")
+        table_RN = self.batch.slots_RN
+        used_RN = table_RN.clamp_min(0)
+        moved_RN = torch.where(is_int8_S[used_RN], num_full + place_S[used_RN], table_RN)
+        return replace(
+            self,
+            kv_SPD=rest_SPD,
+            read_SPD=read_SPD,
+            read_table_RN=table_RN,
+            batch=replace(self.batch, slots_RN=moved_RN),
+            int8=int8,
+        )
 
     def plan(
         self, kernels: KernelSet, window: int | None = None, observe_queries: int = 1
@@ -71,7 +112,8 @@ class Step:
         """The step's plan, with a number of observed queries for each request."""
         return kernels.plan_attention(
             self.batch,
-            num_slots=self.kv_SPD.shape[0],
+            num_slots=len(self.kv_SPD) + (0 if self.int8 is None else len(self.int8.q_SPD)),
+            num_int8=0 if self.int8 is None else len(self.int8.q_SPD),
             num_heads=self.heads.num_heads,
             num_kv_heads=self.heads.num_kv_heads,
             head_dim=self.heads.head_dim,
@@ -141,7 +183,7 @@ def dense(step: Step, window: int | None, observe_queries: int = 1) -> tuple[Ten
         positions_K = torch.arange(num_keys)
         if batch.positions_RN is not None:
             positions_K = batch.positions_RN[row, :num_keys]
-        entries_KPD = step.kv_SPD[batch.slots_RN[row, :num_keys]].double()
+        entries_KPD = step.entries(row, num_keys).double()
         keys_KGD, values_KGD = entries_KPD.chunk(2, dim=1)
         keys_KHD, values_KHD = (x.repeat_interleave(repeat, 1) for x in (keys_KGD, values_KGD))
         received_K = torch.zeros(num_keys, dtype=torch.float64)
@@ -176,8 +218,8 @@ def check(
     received = before.clone()
     half = step.kv_SPD.dtype != torch.float32
     rtol, atol = (0.02, 0.02) if half else (1e-4, tolerance or 1e-5)
-    watched_TA = kernels.attention(step.q_THD, step.kv_SPD, plan, received=received)
-    plain_TA = kernels.attention(step.q_THD, step.kv_SPD, plan)
+    watched_TA = kernels.attention(step.q_THD, step.kv_SPD, plan, received=received, int8=step.int8)
+    plain_TA = kernels.attention(step.q_THD, step.kv_SPD, plan, int8=step.int8)
     for result_TA in (watched_TA, plain_TA):
         assert result_TA.dtype == step.q_THD.dtype
         assert_close(result_TA.double(), expected_TA, rtol=rtol, atol=atol)

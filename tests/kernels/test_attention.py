@@ -83,6 +83,23 @@ def test_evicted_entries(kernels: KernelSet, window: int | None) -> None:
     check(kernels, lay_out(cases), window, observe_queries=2)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("head_dim", [20, 32, 64, 128])
+@pytest.mark.parametrize("window", [None, 50])
+def test_entries_in_int8(typed: Typed, share: float, head_dim: int, window: int | None) -> None:
+    """Full and int8 entries of one request: a scale of another plane or slot, a slot counted from the wrong end."""
+    cases = [
+        Case(num_keys=70, num_queries=33, scattered=True),
+        Case(num_keys=400),
+        Case(num_keys=129, scattered=True),
+        Case(num_keys=9, num_queries=9),
+        Case(num_keys=1),
+    ]
+    heads = Heads(num_heads=6, num_kv_heads=2, head_dim=head_dim)
+    step = lay_out(cases, heads).to(typed.dtype).in_int8(share)
+    check(typed.kernels, step, window, observe_queries=5, tolerance=2e-5)
+
+
 def test_each_request_has_its_own_observed_queries(typed: Typed) -> None:
     """Requests that are not asked, reported; the count of a neighbour taken; a plan that observes nothing, adding."""
     cases = [Case(num_keys=70, num_queries=33), Case(num_keys=200), Case(num_keys=150)]

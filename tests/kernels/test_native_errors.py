@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels.attention_cases import Case, Heads, Step, lay_out
-from tokenrouter.kernels import NativeKernels, QuantizedRows
+from tokenrouter.kernels import Int8Entries, NativeKernels, QuantizedRows
 
 BF16 = torch.bfloat16
 W8 = torch.ones(8)
@@ -192,15 +192,20 @@ ROPE: dict[str, tuple[dict[str, Any], str]] = {
     "an out of fewer rows": ({"out": torch.ones(2, 2, 8)}, "q_out"),
     "a flat out": ({"out": torch.ones(3, 16)}, "q_out"),
     "scales of another shape": (
-        {"kv_SPD": torch.ones(4, 2, 8, dtype=torch.int8), "scale_SP": torch.ones(3, 2)},
-        "kv_scale",
+        {"int8": Int8Entries(torch.ones(4, 2, 8, dtype=torch.int8), torch.ones(3, 2))},
+        "int8 scales",
     ),
     "bfloat16 scales": (
-        {
-            "kv_SPD": torch.ones(4, 2, 8, dtype=torch.int8),
-            "scale_SP": torch.ones(4, 2, dtype=BF16),
-        },
-        "kv_scale",
+        {"int8": Int8Entries(torch.ones(4, 2, 8, dtype=torch.int8), torch.ones(4, 2, dtype=BF16))},
+        "int8 scales",
+    ),
+    "int8 entries of another size": (
+        {"int8": Int8Entries(torch.ones(4, 2, 4, dtype=torch.int8), torch.ones(4, 2))},
+        "int8 entries",
+    ),
+    "float entries as int8": (
+        {"int8": Int8Entries(torch.ones(4, 2, 8), torch.ones(4, 2))},
+        "int8 entries",
     ),
 }
 

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from tests.kernels.conftest import Typed
-from tokenrouter.kernels import KernelSet, NativeKernels, ReferenceKernels
+from tokenrouter.kernels import Int8Entries, KernelSet, NativeKernels, ReferenceKernels
 from tokenrouter.kernels.rope_store_kv.reference import signed_sin
 
 NUM_SLOTS, HEAD_DIM = 40, 16
@@ -120,16 +120,20 @@ def test_an_int8_store(typed: Typed, head_dim: int) -> None:
     slots_T = torch.tensor([8, 0, 3, 11, 4])
     plain_SPD = torch.zeros(13, 4, head_dim, dtype=dtype)
     expected_THD = kernels.rope_store_kv(qkv_TO, cos_TD, sin_TD, slots_T, plain_SPD)
-    kv_SPD = torch.full((13, 4, head_dim), 99, dtype=torch.int8)
-    scale_SP = torch.full((13, 4), float("nan"))
-    out_THD = torch.empty(5, 3, head_dim, dtype=dtype)
-    given = kernels.rope_store_kv(
-        qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, scale_SP=scale_SP, out=out_THD
+    kv_SPD = torch.full((4, 4, head_dim), 77.0).to(dtype)  # slots 0 .. 3; int8 from slot 4 on
+    int8 = Int8Entries(
+        torch.full((9, 4, head_dim), 99, dtype=torch.int8), torch.full((9, 4), float("nan"))
     )
+    out_THD = torch.empty(5, 3, head_dim, dtype=dtype)
+    given = kernels.rope_store_kv(qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, int8=int8, out=out_THD)
     assert given is out_THD and torch.equal(out_THD, expected_THD)
-    rows = ReferenceKernels().quantize_rows(plain_SPD[slots_T].flatten(0, 1))
-    assert torch.equal(kv_SPD[slots_T].flatten(0, 1), rows.q_TK)
-    assert torch.equal(scale_SP[slots_T].flatten(), rows.scale_T1.flatten().float())
+    quantised_N = slots_T[slots_T >= 4]
+    rows = ReferenceKernels().quantize_rows(plain_SPD[quantised_N].flatten(0, 1))
+    assert torch.equal(int8.q_SPD[quantised_N - 4].flatten(0, 1), rows.q_TK)
+    assert torch.equal(int8.scale_SP[quantised_N - 4].flatten(), rows.scale_T1.flatten().float())
     untouched_S = torch.ones(13, dtype=torch.bool)
     untouched_S[slots_T] = False
-    assert (kv_SPD[untouched_S] == 99).all() and scale_SP[untouched_S].isnan().all()
+    assert (kv_SPD[untouched_S[:4]] == 77).all()
+    assert torch.equal(kv_SPD[[0, 3]], plain_SPD[[0, 3]])
+    assert (int8.q_SPD[untouched_S[4:]] == 99).all()
+    assert int8.scale_SP[untouched_S[4:]].isnan().all()

@@ -118,7 +118,8 @@ def test_a_forward_has_an_access_per_group(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(ForwardBuilder, "build", spy)
     llm.generate(prompts()[:4], greedy(4))
     assert built
-    shared = {field.name for field in fields(AttentionBatch)} - {"slots_RN"}
+    own = {"slots_RN", "num_keys_B"}
+    shared = {field.name for field in fields(AttentionBatch)} - own
     for forward in built:
         first, second = forward.kv
         assert not (first.slots_T == second.slots_T).any()

@@ -27,15 +27,24 @@ class PoolMachine(RuleBasedStateMachine):
             num_slots=NUM_SLOTS, max_rows=MAX_ROWS, max_len=MAX_LEN, num_groups=self.num_groups
         )
         self.held: dict[int, list[list[int]]] = {}
+        self.positions: dict[int, list[list[int]]] = {}
+        self.seen: dict[int, list[int]] = {}
         self.peak = 0
 
     def live(self, group: int) -> int:
         return sum(len(slots[group]) for slots in self.held.values())
 
-    def note(self, row: int) -> None:
-        self.held[row] = [
-            table.slots_RN[row, : table.num_kept_R[row]].tolist() for table in self.pool.tables
-        ]
+    def note(self, row: int, seen: list[int]) -> None:
+        """``seen``: tokens that the row has now got a slot for, per group."""
+        for group, table in enumerate(self.pool.tables):
+            slots = table.slots_RN[row, : table.num_kept_R[row]].tolist()
+            before = self.held[row][group]
+            assert slots[: len(before)] == before
+            new = range(self.seen[row][group], max(seen[group], self.seen[row][group]))
+            assert len(slots) == len(before) + len(new)
+            self.held[row][group] = slots
+            self.positions[row][group] += new
+            self.seen[row][group] += len(new)
         self.peak = max(self.peak, *map(self.live, range(self.num_groups)))
 
     @precondition(lambda self: len(self.held) < MAX_ROWS)
@@ -44,6 +53,8 @@ class PoolMachine(RuleBasedStateMachine):
         row = self.pool.acquire_row(expected)
         assert row not in self.held and 0 <= row < MAX_ROWS
         self.held[row] = [[] for _ in range(self.num_groups)]
+        self.positions[row] = [[] for _ in range(self.num_groups)]
+        self.seen[row] = [0] * self.num_groups
 
     @precondition(lambda self: len(self.held) == MAX_ROWS)
     @rule()
@@ -55,15 +66,14 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), more=st.integers(-2, MAX_LEN + 1))
     def extend(self, data: st.DataObject, more: int) -> None:
         row = data.draw(st.sampled_from(sorted(self.held)))
-        kept = [len(slots) for slots in self.held[row]]
-        length = max(kept) + more
+        seen = self.seen[row]
+        length = max(seen) + more
         fits = length <= MAX_LEN and all(
-            length - kept[group] <= NUM_SLOTS - self.live(group) for group in range(self.num_groups)
+            length - seen[group] <= NUM_SLOTS - self.live(group) for group in range(self.num_groups)
         )
         assert self.pool.extend(row, length) == fits
         if fits:
-            self.note(row)
-            assert [len(slots) for slots in self.held[row]] == [max(n, length) for n in kept]
+            self.note(row, [length] * self.num_groups)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), more=st.integers(1, MAX_LEN))
@@ -71,11 +81,23 @@ class PoolMachine(RuleBasedStateMachine):
         """Groups that keep different numbers of tokens: what retention per group comes to."""
         row = data.draw(st.sampled_from(sorted(self.held)))
         group = data.draw(st.integers(0, self.num_groups - 1))
-        length = min(len(self.held[row][group]) + more, MAX_LEN)
+        length = min(self.seen[row][group] + more, MAX_LEN)
         if self.pool.tables[group].fits(row, length):
             self.pool.tables[group].extend(row, length)
-            self.note(row)
-            assert len(self.held[row][group]) == length
+            self.note(row, [length if g == group else 0 for g in range(self.num_groups)])
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        """Any entries of one group: the others keep slots, positions and order, and later tokens go on counting."""
+        row = data.draw(st.sampled_from(sorted(self.held)))
+        group = data.draw(st.integers(0, self.num_groups - 1))
+        slots, positions = self.held[row][group], self.positions[row][group]
+        kept = data.draw(st.lists(st.booleans(), min_size=len(slots), max_size=len(slots)))
+        freed = self.pool.evict(row, group, np.array(kept, bool))
+        assert freed == len(kept) - sum(kept)
+        self.held[row][group] = [s for s, stays in zip(slots, kept, strict=True) if stays]
+        self.positions[row][group] = [p for p, stays in zip(positions, kept, strict=True) if stays]
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -105,11 +127,12 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def held_slots_stay_where_they_are(self) -> None:
         for row, of_groups in self.held.items():
-            for table, slots in zip(self.pool.tables, of_groups, strict=True):
+            parts = zip(self.pool.tables, of_groups, self.positions[row], strict=True)
+            for table, slots, positions in parts:
                 kept = len(slots)
                 assert table.num_kept_R[row] == kept
                 assert table.slots_RN[row, :kept].tolist() == slots
-                assert table.positions_RN[row, :kept].tolist() == list(range(kept))
+                assert table.positions_RN[row, :kept].tolist() == positions
 
 
 class OneGroup(PoolMachine):

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
+from tokenrouter.features.draws import DRAW_LEVELS, draw_levels
 from tokenrouter.routers import HIGH, RandomRouter
-from tokenrouter.routers.draws import DRAW_LEVELS, draw_levels
 from tokenrouter.types import RouteInput
 
 NUM_TOKENS = 100_000

@@ -1,14 +1,24 @@
 """Drives a scheduling policy without a model: what it plans is done, or put off, and checked."""
 
+import math
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from tokenrouter.features import TokenHistory
 from tokenrouter.kvcache import KVPool
 from tokenrouter.sampling_params import SamplingParams
-from tokenrouter.scheduler import Request, Scheduler, StepPlan
+from tokenrouter.scheduler import (
+    POLICIES,
+    Request,
+    Scheduler,
+    SchedulerLimits,
+    StaticBatchScheduler,
+    StepPlan,
+)
 
 
-def request(name: str, prompt_len: int, num_output: int) -> Request:
+def request(name: str, prompt_len: int, num_output: int, priority: int = 0) -> Request:
     """A request that generates ``num_output`` tokens, whatever they are."""
     return Request(
         request_id=name,
@@ -17,7 +27,13 @@ def request(name: str, prompt_len: int, num_output: int) -> Request:
         prompt_len=prompt_len,
         max_total=prompt_len + num_output,
         arrival_s=0.0,
+        priority=priority,
     )
+
+
+def lengths(plan: StepPlan) -> dict[str, int]:
+    """Planned tokens by the request's name."""
+    return {chunk.request.request_id: chunk.length for chunk in plan.chunks}
 
 
 class Simulation:
@@ -28,10 +44,13 @@ class Simulation:
         self.pool: KVPool = scheduler.pool
         self.requests: list[Request] = []
         self.num_preemptions = 0
+        self.num_passed: Counter[str] = Counter()
+        self._unplanned: Counter[str] = Counter()
+        self._num_stood_back = 0
 
-    def add(self, prompt_len: int, num_output: int) -> Request:
+    def add(self, prompt_len: int, num_output: int, priority: int = 0) -> Request:
         """Queues a request; its name is its number."""
-        made = request(str(len(self.requests)), prompt_len, num_output)
+        made = request(str(len(self.requests)), prompt_len, num_output, priority)
         self.requests.append(made)
         self.scheduler.add(made)
         return made
@@ -44,8 +63,11 @@ class Simulation:
 
     def step(self, put_off: Callable[[Request], bool] = lambda _: False) -> StepPlan:
         """Plans, checks the plan and runs it, but for decode tokens that ``put_off`` keeps for later."""
+        waiting, running = list(self.scheduler.waiting), list(self.scheduler.running)
         plan = self.scheduler.schedule()
         self.check(plan)
+        self._check_order(waiting)
+        self._check_waits([r for r in running if not r.finished], plan)
         self.num_preemptions += len(plan.preempted)
         for index, chunk in enumerate(plan.chunks):
             one = chunk.request
@@ -77,16 +99,23 @@ class Simulation:
     def check(self, plan: StepPlan) -> None:
         """What a plan promises."""
         self.pool.check_integrity()
+        limits = self.scheduler.limits
         planned = [chunk.request for chunk in plan.chunks]
         assert len(set(planned)) == len(planned), "two chunks of one request"
-        assert sum(c.length for c in plan.chunks) <= self.scheduler.max_num_batched_tokens
+        decode = sum(c.length for c in plan.chunks if c.request.decoding)
+        prompt = sum(c.length for c in plan.chunks if not c.request.decoding)
+        assert decode + prompt <= limits.max_num_batched_tokens
+        assert decode <= (limits.max_decode_tokens or decode)
+        assert prompt <= (limits.max_prefill_tokens or prompt)
         assert len(self.scheduler.running) <= self.scheduler.max_num_seqs
+        cut = self.scheduler.cut_every
         for chunk in plan.chunks:
-            one = chunk.request
+            one, stop = chunk.request, chunk.start + chunk.length
             assert one in self.scheduler.running and not one.finished
             assert chunk.length > 0 and chunk.start == one.num_computed
-            assert chunk.start + chunk.length <= one.num_tokens
-            assert self.pool.tables[0].num_kept_R[one.row] >= chunk.start + chunk.length, "no slots"
+            assert stop <= one.num_tokens
+            assert self.pool.tables[0].num_kept_R[one.row] >= stop, "no slots"
+            assert cut is None or chunk.start // cut == (stop - 1) // cut, "a chunk crosses a cut"
         for one in plan.preempted:
             assert one not in planned and one not in self.scheduler.running
             assert (
@@ -94,3 +123,54 @@ class Simulation:
                 and one.row == -1
                 and one.num_computed == one.waited_steps == 0
             )
+
+    def _check_order(self, waiting: list[Request]) -> None:
+        """Counts by itself how often later requests were admitted first, and holds it against the bound."""
+        running = self.scheduler.running
+        admitted = [one for one in running if one in waiting]
+        for one in waiting:
+            before = admitted[: admitted.index(one)] if one in admitted else admitted
+            self.num_passed[one.request_id] += sum(one.number < other.number for other in before)
+        assert max(self.num_passed.values(), default=0) <= self.scheduler.limits.max_overtaken
+        assert all(r.num_overtaken <= self.scheduler.limits.max_overtaken for r in self.requests)
+
+    def _check_waits(self, running: list[Request], plan: StepPlan) -> None:
+        """Decode tokens take turns, and a phase stands back no longer than it may."""
+        limits = self.scheduler.limits
+        longest = 0 if limits.phase_order == "mixed" else limits.max_phase_wait_steps
+        turns = math.ceil(limits.max_num_seqs / (limits.max_decode_tokens or limits.max_num_seqs))
+        planned = {chunk.request for chunk in plan.chunks}
+        for one in running:
+            waits = one.decoding and one not in planned
+            count = self._unplanned[one.request_id] + 1 if waits else 0
+            self._unplanned[one.request_id] = count
+            assert count < turns * (longest + 1), "a decode token waits longer than its turn"
+        back = limits.phase_order == "prefill_first"
+        waits = any(one.decoding == back for one in running)
+        if not waits or any(one.decoding == back for one in planned):
+            self._num_stood_back = 0
+        elif not plan.preempted:
+            self._num_stood_back += 1
+        assert self._num_stood_back <= longest, "a phase stands back too long"
+
+
+def simulate(
+    policy: str = "fcfs",
+    *,
+    slots: int = 100,
+    rows: int = 8,
+    tokens: int = 16,
+    max_len: int = 100,
+    batch_size: int = 3,
+    cut_every: int | None = None,
+    **limits: Any,
+) -> Simulation:
+    """A simulation of a policy, with the limits' own names for what is not in the signature."""
+    parts: dict[str, Any] = {
+        "pool": KVPool(num_slots=slots, max_rows=rows, max_len=max_len),
+        "limits": SchedulerLimits(max_num_seqs=rows, max_num_batched_tokens=tokens, **limits),
+        "cut_every": cut_every,
+    }
+    if policy == StaticBatchScheduler.name:
+        return Simulation(StaticBatchScheduler(**parts, batch_size=batch_size))
+    return Simulation(POLICIES[policy](**parts))

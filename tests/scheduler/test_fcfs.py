@@ -1,19 +1,8 @@
 """Guards first come, first served: order, chunks, admission and preemption."""
 
-import pytest
-
-from tests.scheduler.simulation import Simulation
-from tokenrouter.kvcache import KVPool
-from tokenrouter.scheduler import FCFSScheduler, StepPlan
-
-
-def simulation(*, slots: int = 100, rows: int = 8, tokens: int = 16) -> Simulation:
-    pool = KVPool(num_slots=slots, max_rows=rows, max_len=100)
-    return Simulation(FCFSScheduler(pool=pool, max_num_seqs=rows, max_num_batched_tokens=tokens))
-
-
-def lengths(plan: StepPlan) -> dict[str, int]:
-    return {chunk.request.request_id: chunk.length for chunk in plan.chunks}
+from tests.scheduler.simulation import lengths
+from tests.scheduler.simulation import simulate as simulation
+from tokenrouter.scheduler import StepPlan
 
 
 def test_decode_first_then_chunks_of_the_oldest_then_new_ones() -> None:
@@ -94,12 +83,3 @@ def test_finish_is_idempotent() -> None:
     sim.abort(waiting)
     sim.abort(waiting)
     sim.run()
-
-
-def test_budget_below_the_seats_is_refused() -> None:
-    """Decode tokens of running requests that do not fit a step: some would starve."""
-    pool = KVPool(num_slots=10, max_rows=8, max_len=10)
-    with pytest.raises(
-        ValueError, match="max_num_batched_tokens 7 must be at least max_num_seqs 8"
-    ):
-        FCFSScheduler(pool=pool, max_num_seqs=8, max_num_batched_tokens=7)

@@ -2,18 +2,11 @@
 
 import pytest
 
-from tests.scheduler.simulation import Simulation
-from tokenrouter.kvcache import KVPool
-from tokenrouter.scheduler import StaticBatchScheduler
+from tests.scheduler.simulation import Simulation, lengths, simulate
 
 
-def simulation(*, slots: int = 100, tokens: int = 16, batch_size: int = 3) -> Simulation:
-    pool = KVPool(num_slots=slots, max_rows=8, max_len=100)
-    return Simulation(
-        StaticBatchScheduler(
-            pool=pool, max_num_seqs=8, max_num_batched_tokens=tokens, batch_size=batch_size
-        )
-    )
+def simulation(**options: int | str) -> Simulation:
+    return simulate("static_batch", **options)
 
 
 def test_nobody_joins_and_nobody_leaves_early() -> None:
@@ -90,3 +83,46 @@ def test_batch_size_must_fit_the_seats(batch_size: int) -> None:
         ValueError, match=rf"batch_size {batch_size} must lie in 1 \.\. max_num_seqs 8"
     ):
         simulation(batch_size=batch_size)
+
+
+@pytest.mark.parametrize("phase_order", ["mixed", "prefill_first", "decode_first"])
+def test_nobody_joins_a_batch_that_decodes(phase_order: str) -> None:
+    """A batch left open while prompts stand back: the next prompt step takes strangers in."""
+    sim = simulation(slots=200, tokens=10, max_phase_wait_steps=2, phase_order=phase_order)
+    for _ in range(4):
+        sim.add(8, 9)
+    while not any(r.num_tokens > r.prompt_len + 1 for r in sim.requests):
+        sim.step()
+    batch = list(sim.scheduler.running)
+    assert 1 <= len(batch) <= 3
+    while not all(r.finished for r in batch):
+        sim.step()
+        assert set(sim.scheduler.running) <= set(batch)
+    sim.run()
+
+
+def test_prompts_first_fills_a_batch_that_one_step_cannot_hold() -> None:
+    """The field's way, all prompts and then decode; in mixed order the first prompt to end closes the batch."""
+    sizes = {}
+    for phase_order in ("mixed", "prefill_first"):
+        sim = simulation(slots=200, tokens=8, phase_order=phase_order)
+        for _ in range(3):
+            sim.add(8, 5)
+        while not any(r.num_computed > r.prompt_len for r in sim.requests):
+            plan = sim.step()
+        sizes[phase_order] = len(sim.scheduler.running)
+        assert lengths(plan)["0"] == 1
+        sim.run()
+    assert sizes == {"mixed": 2, "prefill_first": 3}
+
+
+def test_who_comes_after_a_batch_was_cut_does_not_join_it() -> None:
+    """A queue that ran empty leaves the batch open: with arrivals in time it is continuous batching for a while."""
+    sim = simulation(slots=200, tokens=10)
+    first = sim.add(25, 4)
+    sim.step()
+    late = sim.add(3, 2)
+    while not first.finished:
+        sim.step()
+        assert late in sim.scheduler.waiting
+    sim.run()

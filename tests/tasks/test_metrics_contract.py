@@ -29,8 +29,28 @@ EXPECTED = {
         for phase in ("prefill", "decode")
     ),
     *(f"throughput.{name}" for name in ("output_tok_s", "total_tok_s", "requests_s")),
+    "throughput.busy_s",
+    "throughput.makespan_s",
+    *(
+        f"throughput.workload.{name}"
+        for name in (
+            "num_requests",
+            "prompt_tokens",
+            "output_tokens",
+            "arrival_span_s",
+            "clipped_requests",
+            "clipped_prompt_tokens",
+            "clipped_output_tokens",
+            "wrapped_requests",
+        )
+    ),
     *(f"throughput.speedup_vs_{name}" for name in ("all_high", "request_level", "static_batch")),
     *(f"latency.{name}.{stat}" for name in LATENCIES for stat in ("mean", "p50", "p90", "p99")),
+    "latency.goodput_frac",
+    "latency.goodput_requests_s",
+    "latency.slo.ttft_scale",
+    "latency.slo.tpot_scale",
+    *(f"latency.slo.unloaded.{name}" for name in ("prompt_tokens", "ttft_ms", "tpot_ms")),
     *(f"router.{name}" for name in ("us_per_token", "overhead_frac", "decided_frac", "version")),
     *(
         f"routes.{route}.{name}"
@@ -72,11 +92,21 @@ def test_values_are_finite_numbers_of_the_kind_their_unit_says(metrics: dict[str
         if path in TEXTS:
             assert isinstance(value, str) and value, path
             continue
-        assert isinstance(value, int | float) and math.isfinite(value), path
+        values = value if path.startswith("latency.slo.unloaded.") else [value]
+        assert values and all(isinstance(v, int | float) and math.isfinite(v) for v in values), path
         if path.endswith("_frac") and "overhead" not in path:
             assert 0.0 <= value <= 1.0, path
         if path.endswith("_bytes"):
             assert isinstance(value, int) and value > 0, path
+
+
+def test_the_unloaded_curve_covers_the_workload(metrics: dict[str, Any]) -> None:
+    """Limits of longer prompts than were measured would be those of the longest measured one."""
+    curve = metrics["latency"]["slo"]["unloaded"]
+    lengths = curve["prompt_tokens"]
+    assert lengths == sorted(set(lengths)) and (lengths[0], lengths[-1]) == (5, 80)
+    assert len(curve["ttft_ms"]) == len(curve["tpot_ms"]) == len(lengths)
+    assert min(curve["ttft_ms"] + curve["tpot_ms"]) > 0.0
 
 
 def test_values_agree_with_each_other(metrics: dict[str, Any]) -> None:

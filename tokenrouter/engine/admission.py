@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tokenrouter.kvcache import KVPool
 from tokenrouter.sampling_params import SamplingParams
 
 Prompt = str | Sequence[int]
@@ -71,20 +72,24 @@ def longest_total(
     prompt_len: int,
     params: SamplingParams,
     max_model_len: int,
-    num_slots: int,
+    pool: KVPool,
     num_forced: int | None,
 ) -> int:
-    """The most tokens a request may hold, prompt and output; the last one is never fed and needs no slot.
+    """The most tokens a request may have, prompt and output; the last one is never fed and needs no slot.
 
     Raises:
         ValueError: the prompt leaves no room for output, or the request could never fit the pool.
     """
     if num_forced is not None:
         total = prompt_len + num_forced
-        if total > min(max_model_len, num_slots):
+        if total > max_model_len:
             raise ValueError(
-                f"{total} forced tokens exceed the model's length of {max_model_len} or the pool's {num_slots} slots: "
-                f"shorten them, or where it is the pool, raise {MORE_SLOTS}"
+                f"{total} forced tokens exceed the model's length of {max_model_len}: shorten them"
+            )
+        if (needed := pool.slots_for(total)) > pool.num_slots:
+            raise ValueError(
+                f"{total} forced tokens exceed the pool: they need {needed} KV slots, and it has {pool.num_slots}: "
+                f"shorten them, or raise {MORE_SLOTS}"
             )
         return total
     if prompt_len >= max_model_len:
@@ -93,13 +98,14 @@ def longest_total(
             "one: shorten the prompt"
         )
     if params.max_tokens is None:
-        total = min(max_model_len, max(num_slots, prompt_len) + 1)
+        total = max_model_len
+        if pool.slots_for(total - 1) > pool.num_slots:
+            total = min(max_model_len, max(pool.num_slots, prompt_len) + 1)
     else:
         total = min(prompt_len + params.max_tokens, max_model_len)
-    if total - 1 > num_slots:
+    if (needed := pool.slots_for(total - 1)) > pool.num_slots:
         raise ValueError(
-            f"the request needs up to {total - 1} KV slots ({prompt_len} prompt tokens and {total - 1 - prompt_len} "
-            f"more); the pool has {num_slots}: lower max_tokens or "
-            f"raise {MORE_SLOTS}"
+            f"the request needs up to {needed} KV slots ({prompt_len} prompt tokens and {total - 1 - prompt_len} "
+            f"more); the pool has {pool.num_slots}: lower max_tokens or raise {MORE_SLOTS}"
         )
     return total

@@ -9,16 +9,17 @@ from tokenrouter.engine.executable import ExecutableRoutes, executable_routes
 from tokenrouter.engine.live import LiveRequests
 from tokenrouter.engine.observation import Observer
 from tokenrouter.engine.options import EngineOptions
+from tokenrouter.engine.retainer import Retainer
 from tokenrouter.engine.runner import Runner
 from tokenrouter.engine.sampler import Sampler
 from tokenrouter.engine.stats import EngineStats
 from tokenrouter.engine.step import ForwardBuilder
 from tokenrouter.executors import ExecutorPool
 from tokenrouter.features import FeatureExtractor, TokenTypeTable
-from tokenrouter.kvcache import KVArena, KVPool
+from tokenrouter.kvcache import Compactor, KVArena, KVPool
 from tokenrouter.models import Decoder, LoadedModel
 from tokenrouter.routers.base import Router
-from tokenrouter.scheduler import FCFSScheduler, Scheduler, StaticBatchScheduler
+from tokenrouter.scheduler import POLICIES, Scheduler, StaticBatchScheduler
 
 DEFAULT_KV_BYTES = 1 << 30
 DEFAULT_STATIC_BATCH = 8
@@ -44,6 +45,9 @@ def build_engine(
     layer_groups = _layer_groups(model.config.num_layers)
     kv_pool, arena = _memory(model, options, num_groups=max(layer_groups) + 1)
     observer = Observer(options.observe, layer_groups) if options.observe else None
+    retainer = None
+    if options.retention is not None:
+        retainer = Retainer(options.retention, kv_pool, arena, layer_groups, routes.table)
     return LLMEngine(
         EngineParts(
             router=router,
@@ -54,7 +58,11 @@ def build_engine(
                 routes.executed_of,
                 routes.table.names,
             ),
-            scheduler=_scheduler(kv_pool, options),
+            scheduler=_scheduler(
+                kv_pool,
+                options,
+                cut_every=options.retention.interval if options.retention else None,
+            ),
             dispatcher=_dispatcher(routes, model, pool, options),
             runner=Runner(
                 Decoder(model, pool.kernels, layer_groups),
@@ -62,12 +70,14 @@ def build_engine(
                 arena,
                 ForwardBuilder(routes.table, model.config.num_layers, kv_pool),
                 heads=[name if pool.lm_head == "low" else "high" for name in routes.executors],
-                observer=observer,
+                watcher=retainer or observer,
             ),
             observer=observer,
+            retainer=retainer,
             sampler=Sampler(model.config.vocab_size, options.seed, pool.kernels),
             pool=kv_pool,
             arena=arena,
+            compactor=Compactor(kv_pool, arena, layer_groups),
             live=LiveRequests(model.tokenizer, model.config, routes.executed_of),
             stats=EngineStats(route_names=routes.table.names),
             recorder=DecisionRecorder() if options.log_decisions else None,
@@ -110,6 +120,7 @@ def _memory(
         max_rows=options.max_num_seqs,
         max_len=config.max_model_len,
         num_groups=num_groups,
+        slots_for=options.retention.max_live if options.retention else None,
     )
     arena = KVArena(
         num_layers=config.num_layers,
@@ -121,13 +132,9 @@ def _memory(
     return pool, arena
 
 
-def _scheduler(pool: KVPool, options: EngineOptions) -> Scheduler:
-    tokens, seqs = options.max_num_batched_tokens, options.max_num_seqs
-    if options.scheduler == "fcfs":
-        return FCFSScheduler(pool=pool, max_num_seqs=seqs, max_num_batched_tokens=tokens)
-    return StaticBatchScheduler(
-        pool=pool,
-        max_num_seqs=seqs,
-        max_num_batched_tokens=tokens,
-        batch_size=options.static_batch_size or min(DEFAULT_STATIC_BATCH, seqs),
-    )
+def _scheduler(pool: KVPool, options: EngineOptions, *, cut_every: int | None = None) -> Scheduler:
+    policy = POLICIES[options.scheduler]
+    if issubclass(policy, StaticBatchScheduler):
+        size = options.static_batch_size or min(DEFAULT_STATIC_BATCH, options.max_num_seqs)
+        return policy(pool=pool, limits=options.limits, batch_size=size, cut_every=cut_every)
+    return policy(pool=pool, limits=options.limits, cut_every=cut_every)

@@ -9,15 +9,16 @@ from tokenrouter.engine.decision_log import DecisionRecorder
 from tokenrouter.engine.dispatcher import Dispatcher, Work
 from tokenrouter.engine.live import LiveRequests
 from tokenrouter.engine.observation import Observer, Received
+from tokenrouter.engine.retainer import Retainer
 from tokenrouter.engine.runner import Runner
 from tokenrouter.engine.sampler import Sampler
 from tokenrouter.engine.stats import EngineStats, StepTimes
 from tokenrouter.engine.step import PackedStep, pack
-from tokenrouter.kvcache import KVArena, KVPool
+from tokenrouter.kvcache import Compactor, KVArena, KVPool
 from tokenrouter.outputs import RequestOutput
 from tokenrouter.routers.base import Router
 from tokenrouter.sampling_params import SamplingParams
-from tokenrouter.scheduler import Scheduler
+from tokenrouter.scheduler import QueueFullError, Scheduler
 from tokenrouter.scheduler.request import LogitsSink
 from tokenrouter.types import RouteTable, StepFeedback
 
@@ -35,10 +36,12 @@ class EngineParts:
     sampler: Sampler
     pool: KVPool
     arena: KVArena
+    compactor: Compactor
     live: LiveRequests
     stats: EngineStats
     recorder: DecisionRecorder | None
     observer: Observer | None
+    retainer: Retainer | None
 
 
 class LLMEngine:
@@ -85,8 +88,11 @@ class LLMEngine:
         ran_at = time.perf_counter()
         sampled = parts.live.sample(result.chunks, result.logits_RV, parts.sampler)
         self._advance(step, work)
+        if parts.retainer is not None:
+            self.stats.count_retention(*parts.retainer.retire())
         num_new = parts.live.accept(result.chunks, sampled, parts.scheduler)
         outputs = parts.live.take_changed()
+        self._give_memory_back()
 
         ended = time.perf_counter()
         self.stats.output_tokens += num_new
@@ -108,6 +114,7 @@ class LLMEngine:
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
         *,
+        priority: int = 0,
         arrival_s: float | None = None,
         forced_ids: Sequence[int] | None = None,
         logits_sink: LogitsSink | None = None,
@@ -120,6 +127,7 @@ class LLMEngine:
             request_id: unique among unfinished requests.
             prompt: text, or token ids.
             params: defaults as in SamplingParams.
+            priority: lower goes first, with the scheduler ``priority``; others ignore it, with a warning.
             arrival_s: on the clock of ``time.perf_counter``; now when None.
             forced_ids: teacher forcing: after the prompt these ids are fed one by one instead of sampled ones.
             logits_sink: called with (position of the first row, float32 logits ``[rows, V]``); needs ``forced_ids`` or
@@ -128,21 +136,25 @@ class LLMEngine:
             stream: ``step`` hands back its state after every new token, not only at the end.
 
         Raises:
+            QueueFullError: ``EngineOptions.max_num_waiting`` completions wait already; those of one request come in
+                together. Nothing of it is kept, and ``stats.num_rejected`` counts it.
             ValueError: a duplicate id; a prompt that is empty, too long, larger than the pool or holds ids outside the
                 vocabulary, forced ones among them; sampling parameters that this model cannot serve; a logits_sink that
                 would get nothing, or together with ``prompt_logprobs``.
         """
+        self._refuse_when_full(request_id)
         arrival = time.perf_counter() if arrival_s is None else arrival_s
         requests = self._parts.live.admit(
             request_id,
             prompt,
             params or SamplingParams(),
+            priority=priority,
             arrival_s=arrival,
             forced_ids=forced_ids,
             logits_sink=logits_sink,
             wants_all_logits=wants_all_logits,
             stream=stream,
-            num_slots=self.pool.num_slots,
+            pool=self.pool,
         )
         try:
             self.stats.router_s += self._parts.decider.admit(requests)
@@ -182,6 +194,15 @@ class LLMEngine:
         observer = self._parts.observer
         return {} if observer is None else observer.received()
 
+    def _refuse_when_full(self, request_id: str) -> None:
+        if self.scheduler.is_full:
+            self.stats.num_rejected += 1
+            raise QueueFullError(
+                f"request {request_id!r} is refused: {len(self.scheduler.waiting)} requests wait, and max_num_waiting "
+                f"is {self.scheduler.limits.max_num_waiting}: add it again after some steps, or raise "
+                "scheduler.max_num_waiting (in Python: EngineOptions.max_num_waiting)"
+            )
+
     def _record(self, step: PackedStep, decision: StepDecision) -> None:
         """Before the forward: a step that is tried again finds its tokens decided."""
         self.stats.count_decisions(decision)
@@ -203,6 +224,12 @@ class LLMEngine:
                 self.stats.reused_tokens += chunk.request.computed_up_to(stop)
         for c in work.deferred:
             step.chunks[c].request.waited_steps += 1
+
+    def _give_memory_back(self) -> None:
+        self.stats.peak_touched_slots = max(self.stats.peak_touched_slots, self.pool.num_touched)
+        if self._parts.compactor.is_due:
+            self._parts.compactor.compact()
+            self.stats.num_compactions += 1
 
     def _feedback(self, route_tokens: dict[str, int], step_s: float) -> StepFeedback:
         return StepFeedback(

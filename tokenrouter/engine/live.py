@@ -6,6 +6,7 @@ C completions due in a step, V vocabulary.
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from tokenrouter.engine.logits import top_logprobs
 from tokenrouter.engine.sampler import SampledTokens, Sampler, SamplerState
 from tokenrouter.engine.step import IntArray
 from tokenrouter.features import TokenHistory
+from tokenrouter.kvcache import KVPool
 from tokenrouter.models import ModelConfig
 from tokenrouter.outputs import RequestOutput
 from tokenrouter.sampling_params import SamplingParams
@@ -53,7 +55,8 @@ class LiveRequests:
         params: SamplingParams,
         *,
         arrival_s: float,
-        num_slots: int,
+        pool: KVPool,
+        priority: int = 0,
         forced_ids: Sequence[int] | None = None,
         logits_sink: LogitsSink | None = None,
         wants_all_logits: bool = False,
@@ -65,12 +68,11 @@ class LiveRequests:
             ValueError: it cannot run; nothing of it is kept.
         """
         self._refuse_contradictions(request_id, params, forced_ids, logits_sink, wants_all_logits)
+        _check_priority(priority)
         ids = encode_prompt(prompt, self._tokenizer, self._config.vocab_size)
         forced_ids = check_forced_ids(forced_ids, self._config.vocab_size)
         num_forced = None if forced_ids is None else len(forced_ids)
-        max_total = longest_total(
-            len(ids), params, self._config.max_model_len, num_slots, num_forced
-        )
+        max_total = longest_total(len(ids), params, self._config.max_model_len, pool, num_forced)
         params.check_vocab(self._config.vocab_size, self._config.eos_token_ids)
         group = RequestGroup(
             request_id=request_id,
@@ -88,6 +90,7 @@ class LiveRequests:
                 max_total=max_total,
                 arrival_s=arrival_s,
                 index=index,
+                priority=priority,
                 forced_ids=forced_ids,
                 logits_sink=logits_sink,
                 wants_all_logits=wants_all_logits,
@@ -250,3 +253,8 @@ class LiveRequests:
             i: replace(value, decoded_token=self._tokenizer.decode([i]))
             for i, value in entry.items()
         }
+
+
+def _check_priority(priority: int) -> None:
+    if isinstance(priority, bool) or not isinstance(priority, Integral):
+        raise ValueError(f"priority must be an integer, lower goes first, got {priority!r}")

@@ -1,7 +1,7 @@
 """The library's front door: ``LLM(model, router=..., executors=...).generate(prompts, SamplingParams(...))``."""
 
 import itertools
-import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +15,7 @@ from tqdm import tqdm
 from tokenrouter.engine import calibration
 from tokenrouter.engine.admission import Prompt, as_prompts
 from tokenrouter.engine.build import build_engine
+from tokenrouter.engine.feed import Feed, Offer, one_each
 from tokenrouter.engine.options import EngineOptions
 from tokenrouter.executors import ExecutorPool, PoolSpec, build_pool
 from tokenrouter.features import TokenTypeTable
@@ -23,7 +24,6 @@ from tokenrouter.outputs import RequestOutput
 from tokenrouter.routers import Router, make_router
 from tokenrouter.sampling_params import SamplingParams
 
-log = logging.getLogger(__name__)
 ScoreSink = Callable[[int, int, Tensor], None]
 
 
@@ -85,21 +85,30 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Completes prompts and returns the outputs in their order.
 
         A refused prompt does not stop the others: its output has ``error`` set and no completions. When every prompt
-        is refused, the first refusal is raised.
+        is refused, the first refusal is raised. Where ``max_num_waiting`` bounds the engine's queue, prompts enter it
+        as it has room, in their order; they arrive, and their queue time begins, with the call.
+
+        Args:
+            prompts: one prompt or several, each text or token ids.
+            params: for all prompts, or one per prompt.
+            priority: for all prompts, or one per prompt; lower goes first, with the scheduler ``priority``.
+            use_tqdm: show a progress bar.
 
         Raises:
-            ValueError: all prompts were refused, numbers of prompts and params differ, or ``prompts`` is neither a
-                prompt nor a sequence of them.
+            ValueError: all prompts were refused, numbers of prompts and params or priorities differ, or ``prompts`` is
+                neither a prompt nor a sequence of them.
         """
         final: dict[str, RequestOutput] = {}
-        order, refused = self._add(as_prompts(prompts), params, stream=False)
+        feed = self._feed(as_prompts(prompts), params, priority, stream=False)
+        order = feed.request_ids
         with tqdm(total=len(order), desc="generate", disable=not use_tqdm, unit="request") as bar:
-            for output in self._run(order, refused):
+            for output in self._run(feed):
                 final[output.request_id] = output
                 bar.update()
         return [final[request_id] for request_id in order]
@@ -108,14 +117,15 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] = 0,
     ) -> Iterator[RequestOutput]:
         """As ``generate``, but yields a request's state after each of its tokens; ids count up over the LLM's life.
 
         Joined ``delta`` texts equal the final text. Stopping the iteration early aborts what is unfinished. Several
         streams may be read in turns, and ``generate`` or ``score`` called between: all run in one batch.
         """
-        order, refused = self._add(as_prompts(prompts), params, stream=True)
-        yield from self._run(order, refused)
+        yield from self._run(self._feed(as_prompts(prompts), params, priority, stream=True))
 
     def chat(
         self,
@@ -166,60 +176,54 @@ class LLM:
                 many tokens are the prompt, every later one is fed alone through decode, and positions from
                 ``prefill_len - 1`` on are handed over.
         """
-        order: list[str] = []
-        with self._undone_if_it_fails(order):
-            for index, ids in enumerate(sequences):
-                split = len(ids) if prefill_len is None else prefill_len
-                if not 1 <= split <= len(ids):
-                    raise ValueError(
-                        f"prefill_len {split} must lie in 1 .. {len(ids)}, "
-                        f"the length of sequence {index}"
-                    )
-                order.append(request_id := f"score-{next(self._ids)}")
-                self.engine.add_request(
-                    request_id,
-                    ids[:split],
-                    SamplingParams(temperature=0.0, detokenize=False),
-                    forced_ids=ids[split:],
-                    logits_sink=partial(sink, index),
-                    wants_all_logits=prefill_len is None,
-                    stream=False,
+        offers = []
+        for index, ids in enumerate(sequences):
+            split = len(ids) if prefill_len is None else prefill_len
+            if not 1 <= split <= len(ids):
+                raise ValueError(
+                    f"prefill_len {split} must lie in 1 .. {len(ids)}, the length of sequence {index}"
                 )
-        for _ in self._run(order):
+            request_id = f"score-{next(self._ids)}"
+            add = partial(
+                self.engine.add_request,
+                request_id,
+                ids[:split],
+                SamplingParams(temperature=0.0, detokenize=False),
+                forced_ids=ids[split:],
+                logits_sink=partial(sink, index),
+                wants_all_logits=prefill_len is None,
+                stream=False,
+            )
+            offers.append(Offer(request_id=request_id, prompt=ids, add=add))
+        for _ in self._run(Feed(offers, may_refuse=False)):
             pass
 
-    def _add(
+    def _feed(
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: int | Sequence[int],
         *,
         stream: bool,
-    ) -> tuple[list[str], list[RequestOutput]]:
-        """Queues prompts; returns their ids and the outputs of those that were refused."""
-        each = (
-            [params or SamplingParams()] * len(prompts)
-            if not isinstance(params, Sequence)
-            else list(params)
-        )
-        if len(each) != len(prompts):
-            raise ValueError(
-                f"{len(prompts)} prompts but {len(each)} sampling params: give one, or one per prompt"
+    ) -> Feed:
+        """Requests for ``prompts``, which all arrive now; nothing is queued yet."""
+        arrival_s, offers = time.perf_counter(), []
+        given = SamplingParams() if params is None else params
+        all_params = one_each(given, len(prompts), "sampling params")
+        priorities = one_each(priority, len(prompts), "priorities")
+        for prompt, wanted, urgency in zip(prompts, all_params, priorities, strict=True):
+            request_id = str(next(self._ids))
+            add = partial(
+                self.engine.add_request,
+                request_id,
+                prompt,
+                wanted,
+                priority=urgency,
+                arrival_s=arrival_s,
+                stream=stream,
             )
-        order: list[str] = []
-        refused: list[RequestOutput] = []
-        errors: list[ValueError] = []
-        with self._undone_if_it_fails(order):
-            for prompt, wanted in zip(prompts, each, strict=True):
-                order.append(request_id := str(next(self._ids)))
-                try:
-                    self.engine.add_request(request_id, prompt, wanted, stream=stream)
-                except ValueError as error:
-                    errors.append(error)
-                    log.warning("request %s refused: %s", request_id, error)
-                    refused.append(_refusal(request_id, prompt, str(error)))
-        if errors and len(errors) == len(prompts):
-            raise errors[0]
-        return order, refused
+            offers.append(Offer(request_id=request_id, prompt=prompt, add=add))
+        return Feed(offers, may_refuse=True)
 
     @contextmanager
     def _undone_if_it_fails(self, order: Sequence[str]) -> Iterator[None]:
@@ -231,16 +235,16 @@ class LLM:
                 self.engine.abort(request_id, silent=True)
             raise
 
-    def _run(
-        self, order: Sequence[str], refused: Sequence[RequestOutput] = ()
-    ) -> Iterator[RequestOutput]:
-        """Steps until the requests of ``order`` are done; aborts them when the caller stops early or a step fails."""
-        pending = set(order)
-        inbox = deque(refused)
-        self._inboxes |= dict.fromkeys(order, inbox)
+    def _run(self, feed: Feed) -> Iterator[RequestOutput]:
+        """Feeds and steps until the requests are done; aborts them when the caller stops early or a step fails."""
+        pending = set(feed.request_ids)
+        inbox: deque[RequestOutput] = deque()
+        self._inboxes |= dict.fromkeys(feed.request_ids, inbox)
         try:
-            with self._undone_if_it_fails(order):
-                while pending and (inbox or self.engine.has_unfinished()):
+            with self._undone_if_it_fails(feed.request_ids):
+                while pending and (inbox or feed or self.engine.has_unfinished()):
+                    if not inbox:
+                        inbox.extend(feed.fill(self.engine.scheduler))
                     if not inbox:
                         self._step()
                         continue
@@ -248,7 +252,7 @@ class LLM:
                     pending -= {output.request_id} if output.finished else set()
                     yield output
         finally:
-            for request_id in order:
+            for request_id in feed.request_ids:
                 del self._inboxes[request_id]
 
     def _step(self) -> None:
@@ -269,14 +273,3 @@ def _token_types(model: LoadedModel, router: Router) -> TokenTypeTable:
             "tokenizer files"
         )
     return TokenTypeTable.from_texts([None] * model.config.vocab_size)
-
-
-def _refusal(request_id: str, prompt: Prompt, error: str) -> RequestOutput:
-    return RequestOutput(
-        request_id=request_id,
-        prompt=prompt if isinstance(prompt, str) else None,
-        prompt_token_ids=(),
-        outputs=(),
-        finished=True,
-        error=error,
-    )

@@ -5,6 +5,7 @@ B requests of a forward, N entries (tokens) of one request.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -42,6 +43,16 @@ class ObserveOptions:
             raise ValueError(
                 "nothing is observed: set decode=True, name prefill_layers, or leave observe out"
             )
+
+
+class Watcher(Protocol):
+    """What a runner asks what forwards have to report."""
+
+    def start_step(self) -> None:
+        """The step's forwards are about to run."""
+
+    def observe(self, chunks: Sequence[Chunk]) -> Observation | None:
+        """What a forward of ``chunks`` reports; it is filled by the forward. None: nothing."""
 
 
 class Observer:

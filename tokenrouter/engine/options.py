@@ -1,12 +1,13 @@
 """The options of an engine, checked before a model is loaded."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from tokenrouter.engine.dispatcher import DispatchMode
 from tokenrouter.engine.observation import ObserveOptions
-
-SchedulerName = Literal["fcfs", "static_batch"]
+from tokenrouter.kvcache.retention import RetentionOptions
+from tokenrouter.scheduler import POLICIES, PhaseOrder, SchedulerLimits
+from tokenrouter.scheduler.limits import check_choice, check_least
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,14 +19,23 @@ class EngineOptions:
         max_num_batched_tokens: tokens of a step, decode and prefill chunks together; also the largest chunk.
         num_kv_slots: tokens that the KV pool holds; None: enough for every running request at full length, up to 1 GiB,
             and at least one request at full length.
-        scheduler: fcfs (continuous batching), or static_batch (whole requests in, whole requests out).
+        scheduler: who is admitted first: fcfs, priority (of ``add_request``, lower first) or shortest_first; or
+            static_batch (whole requests in, whole requests out).
         static_batch_size: requests of a static batch; None: 8, or ``max_num_seqs`` where that is lower.
+        phase_order: mixed, prefill_first or decode_first; see SchedulerLimits.
+        max_prefill_tokens: prompt tokens of a step; None: only ``max_num_batched_tokens`` counts.
+        max_decode_tokens: decode tokens of a step, which then take turns; None: every running request's.
+        max_phase_wait_steps: prefill_first and decode_first: the most steps in a row in which the other phase stands
+            back; 0 is mixed.
+        max_overtaken: priority and shortest_first: a request that later ones passed so many times goes first.
+        max_num_waiting: ``LLMEngine.add_request`` raises QueueFullError while so many completions wait; None: never.
         dispatch: mixed, queued or auto; see the dispatcher.
         min_batch: queued and auto: so many decode tokens run without waiting for more.
         max_wait_steps: queued and auto: the most steps that a decode token waits for company.
         seed: of the random stream shared by requests without a seed of their own.
         log_decisions: keep every decision for decisions.parquet.
         observe: attention statistics, which ``LLMEngine.attention_received`` hands out; None: none are taken.
+        retention: which KV entries are kept; None: all, until their request ends. Not together with ``observe``.
 
     Raises:
         ValueError: an option outside its range, or two that contradict each other. All that can be known without the
@@ -35,41 +45,48 @@ class EngineOptions:
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 1024
     num_kv_slots: int | None = None
-    scheduler: SchedulerName = "fcfs"
+    scheduler: str = "fcfs"
     static_batch_size: int | None = None
+    phase_order: PhaseOrder = "mixed"
+    max_prefill_tokens: int | None = None
+    max_decode_tokens: int | None = None
+    max_phase_wait_steps: int = 8
+    max_overtaken: int = 64
+    max_num_waiting: int | None = None
     dispatch: DispatchMode = "auto"
     min_batch: int = 4
     max_wait_steps: int = 4
     seed: int = 0
     log_decisions: bool = False
     observe: ObserveOptions | None = None
+    retention: RetentionOptions | None = None
 
     def __post_init__(self) -> None:
-        for name, choices in (("scheduler", SchedulerName), ("dispatch", DispatchMode)):
-            value = getattr(self, name)
-            if value not in get_args(choices):
-                raise ValueError(
-                    f"unknown {name} {value!r}; choose one of: {', '.join(get_args(choices))}"
-                )
-        lowest = {
-            "max_num_seqs": 1,
-            "max_num_batched_tokens": 1,
-            "num_kv_slots": 1,
-            "static_batch_size": 1,
-            "min_batch": 1,
-            "max_wait_steps": 0,
-        }
-        for name, least in lowest.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        check_choice(self, "scheduler", tuple(POLICIES))
+        check_choice(self, "dispatch", get_args(DispatchMode))
+        lowest = {"num_kv_slots": 1, "static_batch_size": 1, "min_batch": 1, "max_wait_steps": 0}
+        check_least(self, lowest)
+        if self.observe is not None and self.retention is not None:
             raise ValueError(
-                f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs "
-                f"{self.max_num_seqs}: every running request decodes one token per step"
+                "observe and retention watch attention at different positions: set one of them to None"
             )
-        if self.static_batch_size is not None and self.static_batch_size > self.max_num_seqs:
+        limits = self.limits
+        if self.static_batch_size is not None and self.static_batch_size > limits.max_num_seqs:
             raise ValueError(
                 f"static_batch_size {self.static_batch_size} must be at most max_num_seqs {self.max_num_seqs}, the "
                 "requests that run at once: lower it, raise max_num_seqs, or leave it null to follow max_num_seqs"
             )
+
+    @property
+    def limits(self) -> SchedulerLimits:
+        """The scheduler's part; making it checks it."""
+        return SchedulerLimits(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_prefill_tokens=self.max_prefill_tokens,
+            max_decode_tokens=self.max_decode_tokens,
+            phase_order=self.phase_order,
+            max_phase_wait_steps=self.max_phase_wait_steps,
+            max_overtaken=self.max_overtaken,
+            max_num_waiting=self.max_num_waiting,
+        )

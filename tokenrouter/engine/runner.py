@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenrouter.engine.dispatcher import Work
-from tokenrouter.engine.observation import Observer
+from tokenrouter.engine.observation import Watcher
 from tokenrouter.engine.step import ForwardBuilder, IntArray, PackedStep
 from tokenrouter.executors import Executor, ExecutorPool
 from tokenrouter.kvcache import KVArena
@@ -51,7 +51,7 @@ class Runner:
         arena: KVArena,
         builder: ForwardBuilder,
         heads: Sequence[str],
-        observer: Observer | None = None,
+        watcher: Watcher | None = None,
     ) -> None:
         """``heads`` names, per route, the executor path whose lm_head its tokens use."""
         self._decoder = decoder
@@ -59,7 +59,7 @@ class Runner:
         self._arena = arena
         self._builder = builder
         self._heads = heads
-        self._observer = observer
+        self._watcher = watcher
 
     @torch.inference_mode()
     def run(self, step: PackedStep, work: Work, executed_T: IntArray) -> RunResult:
@@ -68,13 +68,13 @@ class Runner:
         result = RunResult()
         due_hidden: list[Tensor] = []
         due_heads: list[str] = []
-        if self._observer is not None:
-            self._observer.start_step()
+        if self._watcher is not None:
+            self._watcher.start_step()
         for chunks in work.forwards:
             forward, rows = self._builder.build(step, chunks, executed_T)
             observation = None
-            if self._observer is not None:
-                observation = self._observer.observe([step.chunks[c] for c in chunks])
+            if self._watcher is not None:
+                observation = self._watcher.observe([step.chunks[c] for c in chunks])
             hidden_TE = self._decoder.forward(
                 forward, self._executors, self._arena.layers, result.times, observation
             )

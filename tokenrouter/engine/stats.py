@@ -28,7 +28,12 @@ class EngineStats:
         route_names: the routes of the engine's table; the index in the three arrays.
         decided_tokens: tokens that got their route, each once, in the step that decided it.
         reused_tokens: tokens that ran again on the route they had (recompute after preemption).
+        num_rejected: requests refused because the queue was full.
         peak_live_slots: most KV slots in use at once.
+        peak_touched_slots: most KV slots whose memory was in use at once, free ones among them.
+        num_compactions: times that entries moved together and the memory behind them was given back.
+        retention_decisions: times that the retention policy was asked, per request and layer group.
+        evicted_entries: entries that it evicted, in every layer group; those of a recompute count again.
         router_s: features and router.
         executor_s: forwards and logits; ``attention_s`` and ``executor_s_by_path`` (its token-wise operators by
             executor) are parts of it.
@@ -43,7 +48,12 @@ class EngineStats:
     decided_tokens: int = 0
     reused_tokens: int = 0
     num_preemptions: int = 0
+    num_rejected: int = 0
     peak_live_slots: int = 0
+    peak_touched_slots: int = 0
+    num_compactions: int = 0
+    retention_decisions: int = 0
+    evicted_entries: int = 0
     step_s: float = 0.0
     schedule_s: float = 0.0
     router_s: float = 0.0
@@ -86,6 +96,11 @@ class EngineStats:
         np.add.at(self.degraded_tokens, requested[requested != executed], 1)
         counts = np.bincount(executed, minlength=len(self.route_names)).tolist()
         return dict(zip(self.route_names, counts, strict=True))
+
+    def count_retention(self, num_decisions: int, evicted_entries: int) -> None:
+        """Adds what a retention policy did in a step."""
+        self.retention_decisions += num_decisions
+        self.evicted_entries += evicted_entries
 
     def add_forward(self, times: ForwardTimes) -> None:
         """Adds a step's time in token-wise operators and attention."""

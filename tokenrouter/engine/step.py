@@ -4,14 +4,14 @@ T tokens of a step in plan order, C chunks, B requests of a forward, R rows of a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tokenrouter.kvcache import KVPool
+from tokenrouter.kvcache import KVPool, SlotTable
 from tokenrouter.scheduler import Chunk, StepPlan
 from tokenrouter.types import (
     AttentionBatch,
@@ -85,17 +85,11 @@ def pack(plan: StepPlan) -> PackedStep:
 
 
 class ForwardBuilder:
-    """Turns a group of chunks into a ForwardBatch: tokens sorted by route, slices per executor, a KVAccess per group.
-
-    Every entry is kept, so entry n of a row is position n in every layer group: groups differ in their slots only, and
-    attention needs no ``positions_RN``.
-    """
+    """Turns chunks into a ForwardBatch: tokens sorted by route, slices per executor, a KVAccess per layer group."""
 
     def __init__(self, table: RouteTable, num_layers: int, pool: KVPool) -> None:
         """Reads ``pool``'s slot tables, one per layer group, whenever it builds; changes none."""
-        self._slots_RN_of_group: tuple[Tensor, ...] = tuple(
-            torch.from_numpy(group.slots_RN) for group in pool.tables
-        )
+        self._tables = pool.tables
         # Per layer, the executor of each route; equal layers share one entry, so segments are built once per pattern.
         self._patterns: list[tuple[str, ...]] = [
             tuple(_executor_at(route, layer) for route in table.routes)
@@ -113,45 +107,32 @@ class ForwardBuilder:
         index_T = step.index(chunks)
         parts = [step.chunks[c] for c in chunks]
         num_queries_B = np.array([part.length for part in parts])
-        query_start_B = np.array([part.start for part in parts])
-        num_keys_B = query_start_B + num_queries_B
+        start_B = np.array([part.start for part in parts])
         row_B = np.array([part.request.row for part in parts])
+        stop_B = start_B + num_queries_B
         route_T = executed_T[index_T]
         # By route, so that executors get slices; within a route the longest context first, so that attention's groups
         # of similar length are slices too.
-        order_T = np.lexsort((-np.repeat(num_keys_B, num_queries_B), route_T))
+        order_T = np.lexsort((-np.repeat(stop_B, num_queries_B), route_T))
         row_T = np.empty_like(order_T)
         row_T[order_T] = np.arange(len(order_T))
         sorted_T = torch.from_numpy(index_T[order_T])
         rows = torch.from_numpy(row_T)
         positions_T = step.batch.positions_T[sorted_T]
-        attention = AttentionBatch(
-            query_rows_T=rows,
-            num_queries_B=torch.from_numpy(num_queries_B),
-            query_start_B=torch.from_numpy(query_start_B),
+        spans = _Spans(
+            rows_T=rows,
             row_B=torch.from_numpy(row_B),
-            num_keys_B=torch.from_numpy(num_keys_B),
-            slots_RN=self._slots_RN_of_group[0],
+            start_B=torch.from_numpy(start_B),
+            num_queries_B=torch.from_numpy(num_queries_B),
         )
+        row_T = step.batch.row_T[sorted_T].numpy()
         forward = ForwardBatch(
             ids_T=step.batch.ids_T[sorted_T],
             positions_T=positions_T,
             segments=self._segments(np.bincount(route_T).tolist()),
-            kv=self._kv(attention, step.batch.row_T[sorted_T], positions_T),
+            kv=tuple(_access(table, spans, row_T, positions_T.numpy()) for table in self._tables),
         )
         return forward, rows
-
-    def _kv(
-        self, attention: AttentionBatch, row_T: Tensor, positions_T: Tensor
-    ) -> tuple[KVAccess, ...]:
-        """Per layer group: ``attention`` over the group's slots, with all other tensors shared."""
-        return tuple(
-            KVAccess(
-                slots_T=slots_RN[row_T, positions_T],
-                attention=replace(attention, slots_RN=slots_RN),
-            )
-            for slots_RN in self._slots_RN_of_group
-        )
 
     def _segments(self, counts: list[int]) -> tuple[tuple[Segment, ...], ...]:
         built: dict[tuple[str, ...], tuple[Segment, ...]] = {}
@@ -159,6 +140,38 @@ class ForwardBuilder:
             if pattern not in built:
                 built[pattern] = _merge(counts, pattern)
         return tuple(built[pattern] for pattern in self._patterns)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Spans:
+    """The requests of a forward: ``num_queries_B`` tokens each from position ``start_B`` on, in rows ``rows_T``."""
+
+    rows_T: Tensor
+    row_B: Tensor
+    start_B: Tensor
+    num_queries_B: Tensor
+
+
+def _access(table: SlotTable, spans: _Spans, row_T: IntArray, positions_T: IntArray) -> KVAccess:
+    """Slots and visible entries in one layer group.
+
+    No token at or behind the first that is still to be computed is ever evicted, so the entry of position p is number
+    p less the row's evicted ones.
+    """
+    evicted_R = table.num_seen_R - table.num_kept_R
+    evicted_B = torch.from_numpy(evicted_R[spans.row_B.numpy()])
+    return KVAccess(
+        slots_T=torch.from_numpy(table.slots_RN[row_T, positions_T - evicted_R[row_T]]),
+        attention=AttentionBatch(
+            query_rows_T=spans.rows_T,
+            num_queries_B=spans.num_queries_B,
+            query_start_B=spans.start_B,
+            row_B=spans.row_B,
+            num_keys_B=spans.start_B + spans.num_queries_B - evicted_B,
+            slots_RN=torch.from_numpy(table.slots_RN),
+            positions_RN=torch.from_numpy(table.positions_RN) if bool(evicted_B.any()) else None,
+        ),
+    )
 
 
 def _executor_at(route: Route, layer: int) -> str:

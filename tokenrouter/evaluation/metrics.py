@@ -10,8 +10,10 @@ from tokenrouter.engine import EngineStats
 from tokenrouter.evaluation.divergence import TokenScores
 from tokenrouter.evaluation.quality import Quality
 from tokenrouter.evaluation.rows import SystemRow
+from tokenrouter.evaluation.slo import SLO
 from tokenrouter.evaluation.throughput import Repeat, Throughput
 from tokenrouter.types import Phase, Route
+from tokenrouter.workloads import RequestSet
 
 BASELINES = ("all_high", "all_low", "request_level", "static_batch")
 Section = dict[str, Any]
@@ -55,12 +57,39 @@ def throughput_section(chosen: Throughput, rows: Mapping[str, SystemRow]) -> Sec
         "output_tok_s": own,
         "total_tok_s": chosen.total_tok_s.median,
         "requests_s": chosen.requests_s.median,
+        "busy_s": chosen.busy_s.median,
+        "makespan_s": chosen.makespan_s.median,
     }
     for name in ("all_high", "request_level", "static_batch"):
         other = rows[name].output_tok_s if name in rows else None
         if other is not None:
             section[f"speedup_vs_{name}"] = own / other.median
     return section
+
+
+def workload_section(workload: RequestSet) -> Section:
+    """What was served, and what was changed to make it fit."""
+    return {
+        "num_requests": len(workload.requests),
+        "prompt_tokens": workload.prompt_tokens,
+        "output_tokens": workload.output_tokens,
+        "arrival_span_s": workload.arrival_span_s,
+        "clipped_requests": workload.clipped_requests,
+        "clipped_prompt_tokens": workload.clipped_prompt_tokens,
+        "clipped_output_tokens": workload.clipped_output_tokens,
+        "wrapped_requests": workload.wrapped_requests,
+    }
+
+
+def latency_section(chosen: Throughput, slo: SLO) -> Section:
+    """Percentiles of the chosen router's latencies, its goodput and the SLO that it is measured by."""
+    goodput = slo.goodput(chosen)
+    return {
+        **{name: value for name, value in chosen.latency().items() if value is not None},
+        "goodput_frac": goodput.frac,
+        "goodput_requests_s": goodput.requests_s,
+        "slo": slo.section(),
+    }
 
 
 def serving_sections(llm: LLM, passes: Sequence[Repeat]) -> dict[str, Section]:

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tokenrouter.evaluation.quality import Quality
+from tokenrouter.evaluation.slo import SLO
 from tokenrouter.evaluation.throughput import Throughput
 from tokenrouter.telemetry import Spread
 
@@ -25,6 +26,8 @@ class SystemRow:
     chosen: bool
     output_tok_s: Spread | None = None
     total_tok_s: Spread | None = None
+    goodput_frac: float | None = None
+    goodput_requests_s: float | None = None
     ttft_p99_ms: float | None = None
     itl_p99_ms: float | None = None
     kv_peak_live_bytes: int | None = None
@@ -48,6 +51,7 @@ def make_row(
     *,
     chosen: bool,
     throughput: Throughput | None,
+    slo: SLO | None,
     kv_bytes_per_slot: int,
     quality: Quality | None,
     reference_ppl: float | None,
@@ -64,6 +68,12 @@ def make_row(
             "kv_peak_live_bytes": throughput.peak_live_slots * kv_bytes_per_slot,
             "high_frac": throughput.high_frac,
         }
+        if slo is not None:
+            goodput = slo.goodput(throughput)
+            values |= {
+                "goodput_frac": goodput.frac,
+                "goodput_requests_s": goodput.requests_s,
+            }
     if quality is not None and reference_ppl is not None:
         values |= {
             "kl_mean_nats": quality.prefill.kl_mean_nats,

@@ -28,6 +28,7 @@ COLUMNS: tuple[Column, ...] = (
     ("high %, text decode", lambda row: _number(row.eval_decode_high_frac, 1, 1e2)),
     ("high %, requests", lambda row: _number(row.high_frac, 1, 1e2)),
     ("output tok/s [min, max]", lambda row: _spread(row.output_tok_s)),
+    ("goodput %", lambda row: _number(row.goodput_frac, 1, 1e2)),
     ("TTFT p99 ms", lambda row: _number(row.ttft_p99_ms, 0)),
     ("ITL p99 ms", lambda row: _number(row.itl_p99_ms, 0)),
     ("KV peak MB", lambda row: _number(row.kv_peak_live_bytes, 1, 1e-6)),

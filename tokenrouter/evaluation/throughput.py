@@ -1,7 +1,6 @@
 """Throughput and latency of systems on the same requests, interleaved: drift hits all equally."""
 
 import copy
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +8,7 @@ from typing import Any
 
 from tokenrouter import LLM
 from tokenrouter.engine import EngineStats
+from tokenrouter.evaluation.clock import VirtualClock
 from tokenrouter.evaluation.progress import Tick, progress
 from tokenrouter.evaluation.shares import high_work
 from tokenrouter.outputs import RequestMetrics, RequestOutput
@@ -21,11 +21,13 @@ class Repeat:
     """One pass of one system over all requests.
 
     Attributes:
-        wall_s: from the first request's arrival to the last token.
+        wall_s: busy time from the first request's arrival to the last token: gaps in which no request
+            was there to work on are left out. Rates are over it.
         outputs: final outputs in the order of the requests.
         stats: the engine's counters of this pass.
         steps: one row per engine step, for steps.jsonl.
         high_frac: share of the work (tokens times layers) on the executor "high".
+        idle_s: the gaps that were left out.
     """
 
     wall_s: float
@@ -33,6 +35,12 @@ class Repeat:
     stats: EngineStats
     steps: tuple[dict[str, Any], ...]
     high_frac: float
+    idle_s: float = 0.0
+
+    @property
+    def makespan_s(self) -> float:
+        """From the first arrival to the last token, idle gaps included."""
+        return self.wall_s + self.idle_s
 
     @property
     def output_tokens(self) -> int:
@@ -59,7 +67,7 @@ class Throughput:
 
     @property
     def output_tok_s(self) -> Spread:
-        """Generated tokens per second."""
+        """Generated tokens per second of busy time, as the next two."""
         return spread([r.output_tokens / r.wall_s for r in self.repeats])
 
     @property
@@ -71,6 +79,16 @@ class Throughput:
     def requests_s(self) -> Spread:
         """Requests per second."""
         return spread([len(r.outputs) / r.wall_s for r in self.repeats])
+
+    @property
+    def busy_s(self) -> Spread:
+        """Seconds of a pass without idle gaps."""
+        return spread([r.wall_s for r in self.repeats])
+
+    @property
+    def makespan_s(self) -> Spread:
+        """Seconds of a pass with them."""
+        return spread([r.makespan_s for r in self.repeats])
 
     @property
     def high_frac(self) -> float:
@@ -138,6 +156,12 @@ def num_tokens(requests: Sequence[RequestSpec]) -> int:
 def run_requests(llm: LLM, requests: Sequence[RequestSpec], tick: Tick | None = None) -> Repeat:
     """One pass: requests arrive at their times, the engine steps until all are done.
 
+    Time is virtual: computing takes as long as it takes, but when the engine has nothing to do the
+    clock jumps to the next arrival. A request that arrives during a step joins after it, or waits
+    outside while the engine's queue is full; its times count from its arrival. No request is there when
+    the clock jumps, so the times of one request (its metrics, on the real clock) are real differences;
+    times of two requests do not compare.
+
     Args:
         llm: its engine's counters start anew.
         requests: to serve.
@@ -152,21 +176,27 @@ def run_requests(llm: LLM, requests: Sequence[RequestSpec], tick: Tick | None = 
     waiting = sorted(enumerate(requests), key=lambda item: item[1].arrival_s, reverse=True)
     finished: dict[str, RequestOutput] = {}
     steps: list[dict[str, Any]] = []
-    start = time.perf_counter()
+    clock = VirtualClock(waiting[-1][1].arrival_s if waiting else 0.0)
     while waiting or engine.has_unfinished():
-        while waiting and start + waiting[-1][1].arrival_s <= time.perf_counter():
+        if not engine.has_unfinished():
+            clock.skip_to(waiting[-1][1].arrival_s)
+        now_s = clock.now_s()
+        while waiting and waiting[-1][1].arrival_s <= now_s and not engine.scheduler.is_full:
             index, request = waiting.pop()
-            engine.add_request(str(index), list(request.prompt_ids), request.params, stream=False)
-        if engine.has_unfinished():
-            finished |= {output.request_id: output for output in engine.step() if output.finished}
-            steps.append(_cumulative(engine.stats, time.perf_counter() - start))
-            if tick is not None:
-                tick(count=_done_tokens(steps[-1]) - (_done_tokens(steps[-2]) if steps[1:] else 0))
-        else:
-            time.sleep(max(0.0, start + waiting[-1][1].arrival_s - time.perf_counter()))
-    wall_s = time.perf_counter() - start
+            engine.add_request(
+                str(index),
+                list(request.prompt_ids),
+                request.params,
+                arrival_s=clock.real_s(request.arrival_s),
+                stream=False,
+            )
+        finished |= {output.request_id: output for output in engine.step() if output.finished}
+        steps.append(_cumulative(engine.stats, clock.elapsed_s()))
+        if tick is not None:
+            tick(count=_done_tokens(steps[-1]) - (_done_tokens(steps[-2]) if steps[1:] else 0))
+    busy_s = clock.elapsed_s() - clock.skipped_s
     outputs = tuple(finished[str(index)] for index in range(len(requests)))
-    return make_repeat(llm, outputs, wall_s, _per_step(steps))
+    return make_repeat(llm, outputs, busy_s, _per_step(steps), idle_s=clock.skipped_s)
 
 
 def make_repeat(
@@ -174,6 +204,8 @@ def make_repeat(
     outputs: tuple[RequestOutput, ...],
     wall_s: float,
     steps: tuple[dict[str, Any], ...] = (),
+    *,
+    idle_s: float = 0.0,
 ) -> Repeat:
     """A pass that has just ended, with the engine's counters since its last reset."""
     high, executed = high_work(llm)
@@ -183,6 +215,7 @@ def make_repeat(
         stats=copy.deepcopy(llm.engine.stats),
         steps=steps,
         high_frac=high / executed,
+        idle_s=idle_s,
     )
 
 

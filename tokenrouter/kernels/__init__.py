@@ -18,6 +18,7 @@ from tokenrouter.kernels.native.kernels import NativeKernels
 from tokenrouter.kernels.reference import ReferenceKernels
 from tokenrouter.kernels.values import (
     AttentionPlan,
+    Int8Entries,
     LayerTail,
     Norm,
     PackedWeights,
@@ -28,6 +29,7 @@ from tokenrouter.kernels.values import (
 __all__ = [
     "BACKENDS",
     "AttentionPlan",
+    "Int8Entries",
     "KernelSet",
     "LayerTail",
     "NativeKernels",

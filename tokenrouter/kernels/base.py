@@ -15,6 +15,7 @@ from torch import Tensor
 from tokenrouter.kernels.layer_tail import ComposedTail, TailWeights
 from tokenrouter.kernels.values import (
     AttentionPlan,
+    Int8Entries,
     LayerTail,
     Norm,
     PackedWeights,
@@ -168,12 +169,12 @@ class KernelSet(ABC):
         slots_T: Tensor,
         kv_SPD: Tensor,
         *,
-        scale_SP: Tensor | None = None,
+        int8: Int8Entries | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Rotates q and k, writes k and v to their slots, returns the rotated queries ``[T, H, D]``.
 
-        With ``scale_SP`` (float32), entries are stored as int8 with a scale per token and plane.
+        Slots from ``len(kv_SPD)`` on are those of ``int8``, with a scale per token and plane.
         """
 
     @abstractmethod
@@ -189,12 +190,15 @@ class KernelSet(ABC):
         dtype: torch.dtype,
         window: int | None = None,
         num_observed_B: Tensor | None = None,
+        num_int8: int = 0,
     ) -> AttentionPlan:
         """Prepares one forward's attention, for all layers of one slot table and window.
 
         Args:
             batch: the requests of the forward; its slot table must stay as it is until the last run.
-            num_slots: rows of the arena, the null slot included, which is the last: zero, for padding.
+            num_slots: rows of the arena, the null slot included, which is the last full one: zero, for padding; those
+                in int8 behind it.
+            num_int8: how many of them are in int8.
             num_heads: query heads.
             num_kv_heads: key heads.
             head_dim: size of a head.
@@ -214,6 +218,7 @@ class KernelSet(ABC):
         *,
         out: Tensor | None = None,
         received: Tensor | None = None,
+        int8: Int8Entries | None = None,
     ) -> Tensor:
         """Attention of every query over its request's entries.
 
@@ -224,6 +229,7 @@ class KernelSet(ABC):
             out: ``[T, H * D]``.
             received: float32 ``[plan.received_size]``; the attention that each entry receives is added to it:
                 summed over the request's observed queries, mean over heads.
+            int8: one layer's entries in int8; as many as the plan was made for.
 
         Returns:
             A ``[T, H * D]`` tensor of the queries' dtype.
@@ -240,10 +246,11 @@ class KernelSet(ABC):
         *,
         out: Tensor | None = None,
         received: Tensor | None = None,
+        int8: Int8Entries | None = None,
     ) -> Tensor:
         """``rope_store_kv``, then ``attention`` of its queries; a backend may do both in one call."""
-        q_THD = self.rope_store_kv(qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD)
-        return self.attention(q_THD, kv_SPD, plan, out=out, received=received)
+        q_THD = self.rope_store_kv(qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, int8=int8)
+        return self.attention(q_THD, kv_SPD, plan, out=out, received=received, int8=int8)
 
     @abstractmethod
     def row_max(self, x_TV: Tensor) -> tuple[Tensor, Tensor]:

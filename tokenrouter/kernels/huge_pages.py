@@ -1,4 +1,4 @@
-"""Huge pages for memory that every step streams: weights and the KV arena.
+"""Pages of memory: huge ones for what every step streams (weights, the KV arena), and giving back what is not needed.
 
 A decode step reads every weight once. With 4 KiB pages the processor walks page tables all along, in a virtual machine
 twice over; with 2 MiB pages the token-wise operators of a small model took a quarter less time (experiments/LOG.md).
@@ -6,13 +6,14 @@ Linux only; where the kernel refuses, nothing changes.
 """
 
 import ctypes
+import mmap
 import sys
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+_MADV_DONTNEED, _MADV_HUGEPAGE, _MADV_COLLAPSE = 4, 14, 25
 _PAGE_BYTES = 1 << 21
 
 
@@ -26,6 +27,20 @@ def prefer(tensor: Tensor) -> bool:
     """Asks for huge pages where ``tensor``'s memory is touched first from now on."""
     pages = _pages(tensor)
     return bool(pages) and _madvise(pages[0], len(pages) * _PAGE_BYTES, _MADV_HUGEPAGE)
+
+
+def give_back(tensor: Tensor) -> int:
+    """Returns the whole (small) pages inside a CPU tensor's memory to the system; what was in them reads as zero.
+
+    Returns:
+        The bytes that may have been resident; 0 where the system does not take them back (then nothing changes).
+    """
+    size = mmap.PAGESIZE
+    first = -(-tensor.data_ptr() // size) * size
+    end = (tensor.data_ptr() + tensor.numel() * tensor.element_size()) // size * size
+    if tensor.device.type != "cpu" or end <= first:
+        return 0
+    return end - first if _madvise(first, end - first, _MADV_DONTNEED) else 0
 
 
 def _pages(tensor: Tensor) -> range:

@@ -16,7 +16,7 @@ from tokenrouter.kernels.rope_store_kv import reference as rope_store_kv_referen
 from tokenrouter.kernels.routed_matmul import reference as routed_matmul_reference
 from tokenrouter.kernels.row_max import reference as row_max_reference
 from tokenrouter.kernels.silu_mul import reference as silu_mul_reference
-from tokenrouter.kernels.values import AttentionPlan, PackedWeights, QuantizedRows
+from tokenrouter.kernels.values import AttentionPlan, Int8Entries, PackedWeights, QuantizedRows
 from tokenrouter.types import AttentionBatch
 
 PackedInt8 = int8_matmul_reference.PackedInt8
@@ -139,12 +139,12 @@ class ReferenceKernels(KernelSet):
         slots_T: Tensor,
         kv_SPD: Tensor,
         *,
-        scale_SP: Tensor | None = None,
+        int8: Int8Entries | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """See KernelSet."""
         return rope_store_kv_reference.rope_store_kv(
-            qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, scale_SP=scale_SP, out=out
+            qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, int8=int8, out=out
         )
 
     def plan_attention(
@@ -159,6 +159,7 @@ class ReferenceKernels(KernelSet):
         dtype: torch.dtype,
         window: int | None = None,
         num_observed_B: Tensor | None = None,
+        num_int8: int = 0,
     ) -> AttentionPlan:
         """See KernelSet."""
         return attention_reference.plan(
@@ -168,6 +169,7 @@ class ReferenceKernels(KernelSet):
             dtype=dtype,
             window=window,
             num_observed_B=num_observed_B,
+            num_int8=num_int8,
         )
 
     def attention(
@@ -178,10 +180,13 @@ class ReferenceKernels(KernelSet):
         *,
         out: Tensor | None = None,
         received: Tensor | None = None,
+        int8: Int8Entries | None = None,
     ) -> Tensor:
         """See KernelSet."""
         reference_plan = cast(attention_reference.ReferencePlan, plan)
-        return attention_reference.run(q_THD, kv_SPD, reference_plan, out=out, received=received)
+        return attention_reference.run(
+            q_THD, kv_SPD, reference_plan, out=out, received=received, int8=int8
+        )
 
     def row_max(self, x_TV: Tensor) -> tuple[Tensor, Tensor]:
         """See KernelSet."""

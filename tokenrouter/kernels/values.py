@@ -41,6 +41,16 @@ def check_gated(weight_NK: Tensor) -> None:
         raise ValueError(f"gated weights need an even number of rows, got {weight_NK.shape[0]}")
 
 
+class Int8Entries(NamedTuple):
+    """KV entries in int8: ``q_SPD`` int8, ``scale_SP`` float32 per plane. They are numbered on from the full ones.
+
+    S slots, P planes (key heads, then value heads), D head size. An entry reads as ``q * scale`` in the model's dtype.
+    """
+
+    q_SPD: Tensor
+    scale_SP: Tensor
+
+
 class Product(Enum):
     """How rows meet weights: which operator a path's linears are."""
 

@@ -1,7 +1,8 @@
 """Token-granular KV memory: the arena holds entries, the pool says whose they are, per layer group."""
 
 from tokenrouter.kvcache.arena import KVArena
+from tokenrouter.kvcache.compaction import Compactor
 from tokenrouter.kvcache.pool import KVPool
 from tokenrouter.kvcache.table import SlotTable
 
-__all__ = ["KVArena", "KVPool", "SlotTable"]
+__all__ = ["Compactor", "KVArena", "KVPool", "SlotTable"]

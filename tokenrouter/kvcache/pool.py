@@ -7,6 +7,11 @@ have other slots, and keep other tokens, in every group.
 R rows (requests), N tokens of a row.
 """
 
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
 from tokenrouter.kvcache.table import SlotTable
 
 
@@ -20,10 +25,19 @@ class KVPool:
     Attributes:
         num_slots: slots of every group.
         max_len: tokens that a row can hold.
+        slots_for: the most slots that a request of so many tokens holds at once.
         tables: one per layer group, by the group's number.
     """
 
-    def __init__(self, *, num_slots: int, max_rows: int, max_len: int, num_groups: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        max_rows: int,
+        max_len: int,
+        num_groups: int = 1,
+        slots_for: Callable[[int], int] | None = None,
+    ) -> None:
         """Builds an empty pool.
 
         Args:
@@ -31,6 +45,7 @@ class KVPool:
             max_rows: requests that can be admitted at once.
             max_len: tokens that a request can grow to.
             num_groups: layer groups.
+            slots_for: the most slots that a request of so many tokens holds at once, in any group; None: one per token.
 
         Raises:
             ValueError: a size below 1.
@@ -43,6 +58,7 @@ class KVPool:
             )
         self.num_slots = num_slots
         self.max_len = max_len
+        self.slots_for = slots_for or int
         self.tables: tuple[SlotTable, ...] = tuple(
             SlotTable(num_slots=num_slots, max_rows=max_rows, max_len=max_len)
             for _ in range(num_groups)
@@ -70,6 +86,16 @@ class KVPool:
         return max(table.peak_live for table in self.tables)
 
     @property
+    def num_touched(self) -> int:
+        """Slots of any one group whose memory is in use, be they free or not."""
+        return max(table.num_touched for table in self.tables)
+
+    @property
+    def peak_touched(self) -> int:
+        """The most of them at once."""
+        return max(table.peak_touched for table in self.tables)
+
+    @property
     def num_free_rows(self) -> int:
         """Requests that can still be admitted."""
         return len(self._free_rows)
@@ -84,11 +110,11 @@ class KVPool:
             raise ValueError("no free row in the KV pool")
         row = self._free_rows.pop()
         for table in self.tables:
-            table.promise(row, expected_len)
+            table.promise(row, self.slots_for(expected_len))
         return row
 
     def extend(self, row: int, length: int) -> bool:
-        """Gives ``row`` slots up to ``length`` tokens in every group.
+        """Gives ``row`` slots up to its first ``length`` tokens in every group; those evicted since stay so.
 
         Returns:
             False, and nothing changed in any group, when one has too few slots or a row cannot get so long.
@@ -98,6 +124,19 @@ class KVPool:
         for table in self.tables:
             table.extend(row, length)
         return True
+
+    def evict(self, row: int, group: int, is_kept_N: NDArray[np.bool_]) -> int:
+        """Frees entries of a row in one group at once.
+
+        Args:
+            row: in use.
+            group: number of the layer group.
+            is_kept_N: one per entry that the row has there, oldest first.
+
+        Returns:
+            How many slots were freed.
+        """
+        return self.tables[group].evict(row, is_kept_N)
 
     def release(self, row: int) -> None:
         """Frees a row and its slots in every group at once.

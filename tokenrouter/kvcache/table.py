@@ -25,9 +25,12 @@ class SlotTable:
         slots_RN: int64 ``[max_rows, max_len]``; the first ``num_kept_R[row]`` entries are its slots, oldest first.
         positions_RN: int64, original positions of those entries in their request, ascending.
         num_kept_R: int64, entries per row.
+        num_seen_R: int64, tokens that got a slot so far, per row; those that were evicted count.
         free: slots that nobody has.
         cached: slots that belong to the prefix cache: 0 until prefix sharing exists.
         peak_live: the most slots that were live at once.
+        num_touched: slots that were ever taken since their memory was last given back: what the arena's pages hold.
+        peak_touched: the most of them at once.
     """
 
     def __init__(self, *, num_slots: int, max_rows: int, max_len: int) -> None:
@@ -35,11 +38,15 @@ class SlotTable:
         self.slots_RN: NDArray[np.int64] = np.zeros((max_rows, max_len), np.int64)
         self.positions_RN: NDArray[np.int64] = np.zeros((max_rows, max_len), np.int64)
         self.num_kept_R: NDArray[np.int64] = np.zeros(max_rows, np.int64)
+        self.num_seen_R: NDArray[np.int64] = np.zeros(max_rows, np.int64)
         self._owner_S: NDArray[np.int32] = np.full(num_slots, FREE, np.int32)
         self._promised_S: NDArray[np.int32] = np.full(num_slots, FREE, np.int32)
         self.free = num_slots
         self.cached = 0
         self.peak_live = 0
+        self._touched_S: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        self.num_touched = 0
+        self.peak_touched = 0
 
     @property
     def live(self) -> int:
@@ -66,19 +73,64 @@ class SlotTable:
 
     def fits(self, row: int, length: int) -> bool:
         """Whether ``extend`` to ``length`` tokens, ``max_len`` at most, finds enough free slots."""
-        return length - int(self.num_kept_R[row]) <= self.free
+        return length - int(self.num_seen_R[row]) <= self.free
 
     def extend(self, row: int, length: int) -> None:
-        """Gives ``row`` slots up to ``length`` tokens, which must fit; a row that has as many is left as it is."""
-        kept = int(self.num_kept_R[row])
-        wanted = length - kept
-        if wanted <= 0 or (wanted == 1 and kept and self._append(row, kept)):
+        """Gives ``row`` slots up to its first ``length`` tokens, which must fit; a row that has seen as many stays."""
+        kept, seen = int(self.num_kept_R[row]), int(self.num_seen_R[row])
+        wanted = length - seen
+        if wanted <= 0 or (wanted == 1 and kept and self._append(row, kept, seen)):
             return
         found = self._take(row, kept, wanted)
-        self.slots_RN[row, kept:length] = found
-        self.positions_RN[row, kept:length] = np.arange(kept, length)
+        self.slots_RN[row, kept : kept + wanted] = found
+        self.positions_RN[row, kept : kept + wanted] = np.arange(seen, length)
         self._owner_S[found] = row
-        self._count(row, length, wanted)
+        self.num_touched += wanted - int(self._touched_S[found].sum())
+        self._touched_S[found] = True
+        self._count(row, wanted)
+
+    def evict(self, row: int, is_kept_N: NDArray[np.bool_]) -> int:
+        """Frees, at once, the slots of the row's entries that are not kept; the others close ranks in their order.
+
+        Args:
+            row: in use.
+            is_kept_N: one per entry.
+
+        Returns:
+            How many were freed.
+        """
+        kept = int(self.num_kept_R[row])
+        assert is_kept_N.shape == (kept,), "one answer per entry"
+        left = int(is_kept_N.sum())
+        self._owner_S[self.slots_RN[row, :kept][~is_kept_N]] = FREE
+        for entries_RN in (self.slots_RN, self.positions_RN):
+            entries_RN[row, :left] = entries_RN[row, :kept][is_kept_N]
+        self.num_kept_R[row] = left
+        self.free += kept - left
+        return kept - left
+
+    def close_ranks(self) -> NDArray[np.int64]:
+        """Moves all entries to the first slots, row by row, so that the others' memory can be given back.
+
+        Promises lapse. The caller moves what the slots hold.
+
+        Returns:
+            int64: entry i was in slot ``[i]`` and is now in slot i; slots from its length on are untouched.
+        """
+        rows = np.flatnonzero(self.num_kept_R)
+        held = [self.slots_RN[row, : self.num_kept_R[row]] for row in rows]
+        before = np.concatenate([*held, np.zeros(0, np.int64)])
+        self._owner_S[:] = FREE
+        self._promised_S[:] = FREE
+        stop = 0
+        for row, slots_N in zip(rows, held, strict=True):
+            start, stop = stop, stop + len(slots_N)
+            slots_N[:] = np.arange(start, stop)
+            self._owner_S[start:stop] = row
+        self._touched_S[:] = False
+        self._touched_S[:stop] = True
+        self.num_touched = stop
+        return before
 
     def release(self, row: int) -> None:
         """Frees the row's slots at once, and what was promised to it."""
@@ -86,7 +138,7 @@ class SlotTable:
         self._owner_S[slots_N] = FREE
         self.free += len(slots_N)
         self._promised_S[self._promised_S == row] = FREE
-        self.num_kept_R[row] = 0
+        self.num_kept_R[row] = self.num_seen_R[row] = 0
 
     def check_integrity(self) -> None:
         """Asserts the invariant from scratch."""
@@ -94,14 +146,18 @@ class SlotTable:
         all_used = np.concatenate(used)
         assert len(np.unique(all_used)) == len(all_used), "a slot belongs to two requests"
         assert len(all_used) == self.live, "live slots and slot tables disagree"
+        assert self.num_touched == int(self._touched_S.sum()), "touched slots miscounted"
+        assert self._touched_S[all_used].all(), "an entry in a slot that was never touched"
         num_owned = int((self._owner_S != FREE).sum())
         assert num_owned == self.live, "owners and live count disagree"
         for row, slots_N in enumerate(used):
             assert (self._owner_S[slots_N] == row).all(), f"row {row} does not own its slots"
             positions_N = self.positions_RN[row, : len(slots_N)]
             assert (np.diff(positions_N, prepend=-1) > 0).all(), f"row {row}: positions disordered"
+            seen = self.num_seen_R[row]
+            assert not len(slots_N) or positions_N[-1] < seen, f"row {row}: an entry not seen yet"
 
-    def _append(self, row: int, kept: int) -> bool:
+    def _append(self, row: int, kept: int, seen: int) -> bool:
         """A decode token takes the next neighbour when that is free; False, and nothing changed, when it is not."""
         slot = int(self.slots_RN[row, kept - 1]) + 1
         if slot >= self.num_slots or self._owner_S[slot] != FREE:
@@ -109,15 +165,19 @@ class SlotTable:
         if self._promised_S[slot] not in (row, FREE):
             return False
         self.slots_RN[row, kept] = slot
-        self.positions_RN[row, kept] = kept
+        self.positions_RN[row, kept] = seen
         self._owner_S[slot] = row
-        self._count(row, kept + 1, 1)
+        self.num_touched += not self._touched_S[slot]
+        self._touched_S[slot] = True
+        self._count(row, 1)
         return True
 
-    def _count(self, row: int, kept: int, taken: int) -> None:
-        self.num_kept_R[row] = kept
+    def _count(self, row: int, taken: int) -> None:
+        self.num_kept_R[row] += taken
+        self.num_seen_R[row] += taken
         self.free -= taken
         self.peak_live = max(self.peak_live, self.live)
+        self.peak_touched = max(self.peak_touched, self.num_touched)
 
     def _take(self, row: int, kept: int, wanted: int) -> NDArray[np.int64]:
         """Slots for the next ``wanted`` tokens: next neighbours, what is promised (a new run), unpromised, any."""

@@ -4,9 +4,9 @@ Shape letters: T tokens in a step.
 """
 
 from tokenrouter.features.base import Dependency
+from tokenrouter.features.draws import DRAW_LEVELS, draw_levels
 from tokenrouter.routers.base import HIGH, LOW, Router
 from tokenrouter.routers.budget import check_frac
-from tokenrouter.routers.draws import DRAW_LEVELS, draw_levels
 from tokenrouter.types import RouteInput, RoutingDecision
 
 _REASONS = ("drawn high", "drawn low")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tokenrouter.features import TokenType
-from tokenrouter.routers.draws import DRAW_LEVELS, draw_levels
+from tokenrouter.features.draws import DRAW_LEVELS, draw_levels
 from tokenrouter.types import RouteInput
 
 MAX_POSITIONS = 4096

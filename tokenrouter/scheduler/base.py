@@ -1,15 +1,20 @@
-"""The contract of a scheduling policy and what it answers.
+"""The contract of a scheduler and what it answers.
 
-A policy decides which requests run in a step and how many of their tokens; it never looks at routes, weights or
-features. Adding one is a class here, a name and a line in ``tokenrouter.engine.build``, and a file in conf/scheduler.
+A scheduler decides which requests run in a step and how many of their tokens; it never looks at routes, weights or
+features. A policy is a class on ``ContinuousScheduler`` with one function, ``rank``, a line in
+``tokenrouter.scheduler.POLICIES`` and a file in conf/scheduler.
 """
 
 from abc import ABC, abstractmethod
-from collections import deque
 from dataclasses import dataclass
 
 from tokenrouter.kvcache import KVPool
+from tokenrouter.scheduler.limits import SchedulerLimits
 from tokenrouter.scheduler.request import Request
+
+
+class QueueFullError(ValueError):
+    """A request was refused because so many wait already; the same one may be taken later."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,27 +37,29 @@ class StepPlan:
 class Scheduler(ABC):
     """Owns the waiting and running requests and asks the pool for their slots.
 
-    Guarantees: the tokens of a plan never exceed ``max_num_batched_tokens``; every chunk has its slots; a request that
-    fits the pool alone always gets to run.
+    Guarantees: the tokens of a plan never exceed the limits; every chunk has its slots; no chunk crosses a multiple of
+    ``cut_every``; a request that fits the pool alone always gets to run, and is passed by at most
+    ``limits.max_overtaken`` requests that came later.
 
     Attributes:
         pool: gives rows and slots.
-        max_num_seqs: requests that run at once, at most.
-        max_num_batched_tokens: tokens of a plan, at most; at least ``max_num_seqs``.
+        limits: of a step, and of waiting.
+        max_num_seqs: requests that run at once, at most; the limits' unless it is lowered.
+        cut_every: a chunk ends at the next multiple of it, in the request's own positions; None: anywhere.
         waiting: requests without a row, the next one first.
-        running: requests with a row, the oldest first.
+        running: requests with a row, in the order in which they got it.
     """
 
-    def __init__(self, *, pool: KVPool, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        if max_num_batched_tokens < max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens {max_num_batched_tokens} must be at least max_num_seqs {max_num_seqs}: "
-                "every running request decodes one token per step"
-            )
+    def __init__(
+        self, *, pool: KVPool, limits: SchedulerLimits, cut_every: int | None = None
+    ) -> None:
+        if cut_every is not None and cut_every < 1:
+            raise ValueError(f"cut_every must be at least 1, got {cut_every}")
         self.pool = pool
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.waiting: deque[Request] = deque()
+        self.limits = limits
+        self.max_num_seqs = limits.max_num_seqs
+        self.cut_every = cut_every
+        self.waiting: list[Request] = []
         self.running: list[Request] = []
 
     @abstractmethod
@@ -63,9 +70,15 @@ class Scheduler(ABC):
     def finish(self, request: Request) -> None:
         """Releases what a finished or aborted request holds; unknown or already released requests are ignored."""
 
+    @abstractmethod
     def add(self, request: Request) -> None:
-        """Queues a new request."""
-        self.waiting.append(request)
+        """Queues a new request, also when the queue is full."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many requests wait as may; preempted ones wait, too."""
+        most = self.limits.max_num_waiting
+        return most is not None and len(self.waiting) >= most
 
     @property
     def has_unfinished(self) -> bool:

@@ -13,6 +13,7 @@ from tokenrouter.features import TokenHistory
 from tokenrouter.sampling_params import SamplingParams
 
 UNDECIDED = -1
+NEVER = 2**31 - 1
 LogitsSink = Callable[[int, Tensor], None]
 
 
@@ -24,7 +25,7 @@ class RequestDecision(NamedTuple):
     reason: str
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Request:
     """A completion in flight; array names end in N, its positions.
 
@@ -39,6 +40,10 @@ class Request:
         wants_all_logits: logits of every position, not only of the last.
         arrival_s: when it came, on the clock of ``time.perf_counter``; all times are on it.
         index: its number among the completions of one prompt.
+        priority: lower is more urgent, where the policy heeds it.
+        number: its place in the order of arrival, given by the scheduler.
+        num_overtaken: how often a request that came later was admitted before it, or ran on while it was preempted.
+        last_turn: number of its last chunk among all that were planned, -1 before.
         num_computed: tokens below it have their KV; preemption sets it back to 0.
         num_run: tokens below it have run at least once; never falls.
         num_handed: positions below it had their logits handed to the sink.
@@ -52,6 +57,8 @@ class Request:
         token_times_s: when each of its generated tokens came.
         decision: the answer for all of its tokens, where the router works per request.
         requested_N: the router's decision per position (int16), UNDECIDED where there is none yet.
+        evicted_at_GN: int32, per layer group and position the number of tokens that the request had when the entry was
+            evicted, NEVER where it was not: queries from that position on do not see it. None without retention.
     """
 
     request_id: str
@@ -61,6 +68,10 @@ class Request:
     max_total: int
     arrival_s: float
     index: int = 0
+    priority: int = 0
+    number: int = -1
+    num_overtaken: int = 0
+    last_turn: int = -1
     forced_ids: Sequence[int] | None = None
     logits_sink: LogitsSink | None = None
     wants_all_logits: bool = False
@@ -77,6 +88,7 @@ class Request:
     token_times_s: list[float] = field(default_factory=list)
     decision: RequestDecision | None = None
     requested_N: NDArray[np.int16] = field(init=False)
+    evicted_at_GN: NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
         self.requested_N = np.full(self.max_total, UNDECIDED, np.int16)

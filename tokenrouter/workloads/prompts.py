@@ -27,3 +27,9 @@ DEFAULT_PROMPTS = (
     "#include <stdio.h>\n\nint main(void) {\n    for (int i = 1; i <= 100; i++) {\n",
     "أخبرني عن أهمية الماء في حياة الإنسان.",
 )
+
+CODE_PROMPTS = tuple(
+    prompt
+    for prompt in DEFAULT_PROMPTS
+    if prompt.startswith(("def ", "SELECT ", "{", "import ", "#include "))
+)

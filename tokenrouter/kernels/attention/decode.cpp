@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "attention/decode.h"
 
@@ -146,19 +147,36 @@ TR_EACH_ISA(merge_float, merge_body, (, float),
              float* scratch, float* out, float* received),
             (parts, num_parts, counts, num_heads, dim, scratch, out, received))
 
+// The item's entries where they lie; where some are int8, in a copy: group by group, an entry's keys and values of each.
+Range range_of(const AttentionShape& shape, const ItemEntries& from) {
+    const int64_t dim = shape.head_dim, keys = shape.num_groups * dim, item = shape.is_bf16 ? 2 : 4;
+    if (!from.any_int8(0, from.count)) return {from.kv.entries, 2 * keys, keys, from.slots, from.count};
+    static thread_local std::vector<uint8_t> pairs, rows;
+    pairs.resize(size_t(from.count * 2 * dim * item));
+    rows.resize(size_t(from.count * 2 * keys * item));
+    for (int64_t g = 0; g < shape.num_groups; ++g) {
+        copy_entries(shape, from.kv, from.slots, from.count, g, pairs.data());
+        for (int64_t i = 0; i < from.count; ++i)
+            for (int64_t part = 0; part < 2; ++part)
+                std::memcpy(rows.data() + (i * 2 * keys + part * keys + g * dim) * item,
+                            pairs.data() + (2 * i + part) * dim * item, size_t(dim * item));
+    }
+    return {rows.data(), 2 * keys, keys, neighbours(), from.count};
+}
+
 }  // namespace
 
 void decode_item(const AttentionShape& shape, const AttentionRequest& request, const AttentionItem& item,
                  const AttentionRun& run, const DecodePart& part) {
-    const int64_t keys = shape.num_groups * shape.head_dim, q_at = request.query_rows[0] * run.q_stride;
-    const Range range{run.kv, 2 * keys, keys, request.slots + item.begin, item.end - item.begin,
-                      request.num_keys - item.begin};
+    const int64_t q_at = request.query_rows[0] * run.q_stride;
+    const ItemEntries entries{run.kv, request.slots + item.begin, item.end - item.begin, request.num_keys - item.begin};
     if (!shape.is_bf16) {
-        decode_float(shape, range, static_cast<const float*>(run.q) + q_at, part);
+        decode_float(shape, range_of(shape, entries), static_cast<const float*>(run.q) + q_at, part);
         return;
     }
     const bf16* q = static_cast<const bf16*>(run.q) + q_at;
-    if (!decode_bf16_pairs(shape, range, reinterpret_cast<const uint16_t*>(q), part)) decode_bf16(shape, range, q, part);
+    if (!decode_bf16_pairs(shape, entries, reinterpret_cast<const uint16_t*>(q), part))
+        decode_bf16(shape, range_of(shape, entries), q, part);
 }
 
 void merge_parts(const AttentionShape& shape, const DecodePart* parts, int64_t num_parts, const int64_t* counts,

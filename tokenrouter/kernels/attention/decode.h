@@ -5,12 +5,13 @@
 
 namespace tr {
 
-// A range of entries. Keys of group g lie `g * dim` elements into an entry, values `value_offset` further.
+// A range of entries in the model's dtype. Keys of group g lie `g * dim` elements into an entry, values `value_offset`
+// further.
 struct Range {
     const void* entries;  // of slot 0
     int64_t stride, value_offset;
     const int64_t* slots;
-    int64_t count, ahead;  // keys of the range; keys of the request from here on, which may be asked for early
+    int64_t count;
 
     template <typename T>
     TR_INLINE const T* key(int64_t i, int64_t offset) const {
@@ -18,7 +19,19 @@ struct Range {
     }
 };
 
+// The entries of one item, of either form. `ahead`: keys of the request from here on, which may be asked for early.
+struct ItemEntries {
+    const KvMemory& kv;
+    const int64_t* slots;
+    int64_t count, ahead;
+
+    bool any_int8(int64_t begin, int64_t end) const {
+        return std::any_of(slots + begin, slots + end, [this](int64_t slot) { return kv.is_int8(slot); });
+    }
+};
+
 // By bf16 dot products, for the head sizes and processors that have them; false: nothing was done.
-bool decode_bf16_pairs(const AttentionShape& shape, const Range& range, const uint16_t* q, const DecodePart& part);
+bool decode_bf16_pairs(const AttentionShape& shape, const ItemEntries& entries, const uint16_t* q,
+                       const DecodePart& part);
 
 }  // namespace tr

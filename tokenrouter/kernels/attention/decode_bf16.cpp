@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "attention/decode.h"
+#include "attention/fetcher.h"
 
 #if TR_X86
 #include <immintrin.h>
@@ -13,46 +13,6 @@ namespace tr {
 namespace {
 
 constexpr int64_t kChunk = kChunkKeys;
-constexpr int64_t kAheadKeys = 32;  // how far ahead of a chunk entries are asked for
-
-// Asks for entries ahead, line by line, into the second cache. A chunk's share is spread over its scores and its values, so that
-// memory is as busy while it computes as the bandwidth allows: in bursts, requests wait for each other and then for the
-// next burst.
-class Fetcher {
-  public:
-    Fetcher(const AttentionShape& shape, const Range& range) : range_(range), lines_(range.stride * 2 / 64) {
-        const int64_t passes = shape.num_groups * ((shape.repeat() + 2) / 3);
-        per_scores = share(3, shape.num_heads * (kChunk / 16));
-        per_pair = share(5, passes * (kChunk / 2));
-        open(kAheadKeys);
-    }
-
-    int64_t per_scores, per_pair;  // lines to ask for beside 16 scores of a head, and beside a pair of values
-
-    void start_chunk(int64_t k0) { stop_ = std::min(k0 + kChunk + kAheadKeys, range_.ahead); }
-
-    TR_INLINE void fetch(int64_t count) {
-        for (; count > 0 && key_ < stop_; --count) {
-            __builtin_prefetch(at_ + line_ * 64, 0, 2);
-            if (++line_ == lines_) open(key_ + 1);
-        }
-    }
-
-  private:
-    const Range& range_;
-    int64_t lines_, line_ = 0, key_ = 0, stop_ = 0;
-    const char* at_ = nullptr;
-
-    int64_t share(int64_t eighths, int64_t calls) const {
-        return (kChunk * lines_ * eighths + 8 * calls - 1) / (8 * calls);
-    }
-
-    TR_INLINE void open(int64_t key) {
-        key_ = key;
-        line_ = 0;
-        if (key < range_.ahead) at_ = reinterpret_cast<const char*>(range_.key<uint16_t>(key, 0));
-    }
-};
 
 TR_AVX512 inline __m512 add_lo_hi(__m512 a, __m512 b) {
     return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
@@ -99,8 +59,55 @@ struct Running {
     float* tops;        // and the largest score that each chunk's are relative to
 };
 
-// Scores of a chunk to weights, as bf16 pairs of neighbouring keys; what was summed up before is rescaled.
-TR_AVX512 inline float soften_chunk(const __m512* s, float scale, Running& head, uint32_t* pairs) {
+// A chunk of one group where some entries are int8: their integers, which bf16 holds exactly, and the others as they are.
+template <int N>
+struct Widened {
+    alignas(64) uint16_t rows[kChunk * 2 * 32 * N];  // a key, then its value
+    alignas(64) float key_scales[kChunk], value_scales[kChunk];
+};
+
+TR_AVX512 inline void widen_row(const int8_t* q, uint16_t* out) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q));
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)));
+    _mm512_store_si512(out, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+}
+
+template <int N>
+TR_AVX512 void widen_chunk(const ItemEntries& entries, int64_t k0, int64_t count, int64_t key, int64_t value,
+                           int64_t planes, Widened<N>& to) {
+    constexpr int64_t dim = 32 * N;
+    const KvMemory& kv = entries.kv;
+    for (int64_t i = 0; i < kChunk; ++i) to.key_scales[i] = to.value_scales[i] = 1.0f;
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t slot = entries.slots[k0 + i];
+        uint16_t* row = to.rows + i * 2 * dim;
+        if (!kv.is_int8(slot)) {
+            const uint16_t* from = static_cast<const uint16_t*>(kv.entries) + slot * planes * dim;
+            std::memcpy(row, from + key * dim, dim * 2);
+            std::memcpy(row + dim, from + value * dim, dim * 2);
+            continue;
+        }
+        const int64_t at = (slot - kv.num_entries) * planes;
+        to.key_scales[i] = kv.scales[at + key];
+        to.value_scales[i] = kv.scales[at + value];
+        for (int n = 0; n < N; ++n) {
+            widen_row(kv.int8 + (at + key) * dim + 32 * n, row + 32 * n);
+            widen_row(kv.int8 + (at + value) * dim + 32 * n, row + dim + 32 * n);
+        }
+    }
+}
+
+// bf16 pairs of neighbouring keys' weights.
+TR_AVX512 inline void store_pairs(const f32x16* p, uint32_t* pairs) {
+    for (int i = 0; i < kChunk / 32; ++i)
+        _mm512_storeu_si512(pairs + 16 * i, (__m512i)_mm512_cvtne2ps_pbh((__m512)p[2 * i + 1], (__m512)p[2 * i]));
+}
+
+// Scores of a chunk to weights, as pairs; what was summed up before is rescaled. `value_pairs`: the weights times
+// `value_scales`, where these are given.
+TR_AVX512 inline float soften_chunk(const __m512* s, float scale, Running& head, uint32_t* pairs,
+                                    const float* value_scales, uint32_t* value_pairs) {
     __m512 top = s[0];
     for (int i = 1; i < kChunk / 16; ++i) top = _mm512_max_ps(top, s[i]);
     const float largest = std::max(head.largest, max_of((f32x16)top) * scale);
@@ -112,8 +119,14 @@ TR_AVX512 inline float soften_chunk(const __m512* s, float scale, Running& head,
     f32x16 total = p[0];
     for (int i = 1; i < kChunk / 16; ++i) total += p[i];
     head.sum = head.sum * rescale + sum16(total);
-    for (int i = 0; i < kChunk / 32; ++i)
-        _mm512_storeu_si512(pairs + 16 * i, (__m512i)_mm512_cvtne2ps_pbh((__m512)p[2 * i + 1], (__m512)p[2 * i]));
+    store_pairs(p, pairs);
+    if (value_scales) {
+        const __m512 least = _mm512_set1_ps(1e-30f);  // products of less may be denormal, which takes a hundred times as long
+        for (int i = 0; i < kChunk / 16; ++i)
+            p[i] = (f32x16)_mm512_maskz_mul_ps(_mm512_cmp_ps_mask((__m512)p[i], least, _CMP_NLT_UQ), (__m512)p[i],
+                                               _mm512_load_ps(value_scales + 16 * i));
+        store_pairs(p, value_pairs);
+    }
     return rescale;
 }
 
@@ -149,11 +162,12 @@ TR_AVX512 inline void add_values(const Range& range, int64_t value, int64_t k0, 
                 _mm512_storeu_ps(heads[r].values + 32 * n + 16 * half, acc[r][n][half]);
 }
 
-// One chunk for R heads of a group.
+// One chunk for R heads of a group: from k0 of `range` on, which is `at` of the item. `widened`: what the range lies in, or
+// null.
 template <int R, int N>
-TR_AVX512 void chunk_avx512(const Range& range, int64_t key, int64_t k0, const uint16_t* q, float scale,
-                            Running* heads, Fetcher& fetcher) {
-    alignas(64) uint32_t pairs[R][kChunk / 2];
+TR_AVX512 void chunk_avx512(const Range& range, const Widened<N>* widened, int64_t key, int64_t k0, int64_t at,
+                            const uint16_t* q, float scale, Running* heads, Fetcher& fetcher) {
+    alignas(64) uint32_t pairs[R][kChunk / 2], value_pairs[R][kChunk / 2];
     float rescale[R];
     const int64_t left = range.count - k0;
     for (int r = 0; r < R; ++r) {
@@ -164,14 +178,17 @@ TR_AVX512 void chunk_avx512(const Range& range, int64_t key, int64_t k0, const u
             if (count <= 0) continue;
             fetcher.fetch(fetcher.per_scores);
             const __mmask16 seen = __mmask16((1u << count) - 1);
-            s[i] = _mm512_mask_mov_ps(s[i], seen, scores_avx512<N>(range, key, q + r * 32 * N, k0 + 16 * i));
+            __m512 scores = scores_avx512<N>(range, key, q + r * 32 * N, k0 + 16 * i);
+            if (widened) scores = _mm512_mul_ps(scores, _mm512_load_ps(widened->key_scales + 16 * i));
+            s[i] = _mm512_mask_mov_ps(s[i], seen, scores);
         }
-        rescale[r] = soften_chunk(s, scale, heads[r], pairs[r]);
+        rescale[r] = soften_chunk(s, scale, heads[r], pairs[r], widened ? widened->value_scales : nullptr,
+                                  value_pairs[r]);
         if (!heads[r].weights) continue;
-        std::memcpy(heads[r].weights + k0 / 2, pairs[r], sizeof pairs[r]);
-        heads[r].tops[k0 / kChunk] = heads[r].largest;
+        std::memcpy(heads[r].weights + at / 2, pairs[r], sizeof pairs[r]);
+        heads[r].tops[at / kChunk] = heads[r].largest;
     }
-    add_values<R, N>(range, key + range.value_offset, k0, pairs, rescale, heads, fetcher);
+    add_values<R, N>(range, key + range.value_offset, k0, widened ? value_pairs : pairs, rescale, heads, fetcher);
 }
 
 // Values come interleaved: quarter i of a low half holds values 8i .. 8i + 3, of a high half the next four.
@@ -187,8 +204,9 @@ TR_AVX512 void straighten(float* values, int64_t dim) {
 }
 
 template <int N>
-TR_AVX512 void decode_heads(const AttentionShape& shape, const Range& range, const uint16_t* q,
+TR_AVX512 void decode_heads(const AttentionShape& shape, const ItemEntries& entries, const uint16_t* q,
                             const DecodePart& part) {
+    Widened<N> widened;
     static thread_local std::vector<Running> state;
     const int64_t dim = shape.head_dim, repeat = shape.repeat();
     state.clear();
@@ -200,15 +218,23 @@ TR_AVX512 void decode_heads(const AttentionShape& shape, const Range& range, con
         state[size_t(h)].weights = static_cast<uint32_t*>(part.weights) + h * kSplitKeys / 2;
         state[size_t(h)].tops = part.tops + h * kSplitChunks;
     }
-    Fetcher fetcher(shape, range);
-    for (int64_t k0 = 0; k0 < range.count; k0 += kChunk) {
+    const int64_t keys = shape.num_groups * dim;
+    const Range in_place{entries.kv.entries, 2 * keys, keys, entries.slots, entries.count};
+    Fetcher fetcher(shape, entries);
+    for (int64_t k0 = 0; k0 < entries.count; k0 += kChunk) {
         fetcher.start_chunk(k0);
+        const int64_t count = std::min(kChunk, entries.count - k0);
+        const bool widens = entries.any_int8(k0, k0 + count);
+        const Range wide{widened.rows, 2 * dim, dim, neighbours(), count};
+        const Range& range = widens ? wide : in_place;
         for (int64_t g = 0; g < shape.num_groups; ++g) {
+            if (widens) widen_chunk(entries, k0, count, g, shape.num_groups + g, 2 * shape.num_groups, widened);
             for (int64_t h = g * repeat, end = h + repeat; h < end; h += 3) {
                 const auto chunk = end - h >= 3   ? chunk_avx512<3, N>
                                    : end - h == 2 ? chunk_avx512<2, N>
                                                   : chunk_avx512<1, N>;
-                chunk(range, g * dim, k0, q + h * dim, shape.scale, state.data() + h, fetcher);
+                chunk(range, widens ? &widened : nullptr, widens ? 0 : g * dim, widens ? 0 : k0, k0, q + h * dim,
+                      shape.scale, state.data() + h, fetcher);
             }
         }
     }
@@ -221,13 +247,14 @@ TR_AVX512 void decode_heads(const AttentionShape& shape, const Range& range, con
 
 }  // namespace
 
-bool decode_bf16_pairs(const AttentionShape& shape, const Range& range, const uint16_t* q, const DecodePart& part) {
-    if (isa() < Isa::avx512 || range.count == 0) return false;
+bool decode_bf16_pairs(const AttentionShape& shape, const ItemEntries& entries, const uint16_t* q,
+                       const DecodePart& part) {
+    if (isa() < Isa::avx512 || entries.count == 0) return false;
     switch (shape.head_dim) {
-        case 32: decode_heads<1>(shape, range, q, part); return true;
-        case 64: decode_heads<2>(shape, range, q, part); return true;
-        case 96: decode_heads<3>(shape, range, q, part); return true;
-        case 128: decode_heads<4>(shape, range, q, part); return true;
+        case 32: decode_heads<1>(shape, entries, q, part); return true;
+        case 64: decode_heads<2>(shape, entries, q, part); return true;
+        case 96: decode_heads<3>(shape, entries, q, part); return true;
+        case 128: decode_heads<4>(shape, entries, q, part); return true;
         default: return false;
     }
 }
@@ -235,6 +262,6 @@ bool decode_bf16_pairs(const AttentionShape& shape, const Range& range, const ui
 }  // namespace tr
 #else
 namespace tr {
-bool decode_bf16_pairs(const AttentionShape&, const Range&, const uint16_t*, const DecodePart&) { return false; }
+bool decode_bf16_pairs(const AttentionShape&, const ItemEntries&, const uint16_t*, const DecodePart&) { return false; }
 }  // namespace tr
 #endif

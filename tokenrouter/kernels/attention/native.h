@@ -13,7 +13,7 @@
 #include <memory>
 #include <vector>
 
-#include "native/simd.h"
+#include "native/rows.h"
 
 namespace tr {
 
@@ -62,7 +62,7 @@ struct AttentionItem {
 struct AttentionRun {
     const void* q;       // [T, H, D], rows q_stride elements apart
     int64_t q_stride;
-    const void* kv;      // [S, 2 G, D] contiguous: key heads, then value heads
+    KvMemory kv;         // contiguous
     void* out;           // [T, H * D] contiguous
     float* received;     // sums over heads / H and observed queries are added, per entry of each request; or null
 };
@@ -95,8 +95,15 @@ struct PackedKeys {
 // Bytes of one panel of 32 keys (or values).
 int64_t packed_panel_bytes(const AttentionShape& shape);
 
-void pack_panel(const AttentionShape& shape, const AttentionRequest& request, int64_t group, const void* kv,
+void pack_panel(const AttentionShape& shape, const AttentionRequest& request, int64_t group, const KvMemory& kv,
                 const PackedKeys& packed, int64_t panel);
+
+// Entries slots[0 .. count) of one group as rows of T: key, then value, `head_dim` each; int8 ones in T.
+void copy_entries(const AttentionShape& shape, const KvMemory& kv, const int64_t* slots, int64_t count, int64_t group,
+                  void* rows);
+
+// 0, 1, 2, ...: the slots of entries that lie side by side.
+const int64_t* neighbours();
 
 // `columns` [K] or null: attention received by every entry from the observed rows (from `observed_row` on) is added.
 void prefill_item(const AttentionShape& shape, const AttentionRequest& request, const AttentionItem& item,

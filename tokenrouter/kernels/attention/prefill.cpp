@@ -342,13 +342,19 @@ class Block {
 
 int64_t packed_panel_bytes(const AttentionShape& shape) { return 32 * shape.padded_dim() * (shape.is_bf16 ? 2 : 4); }
 
-void pack_panel(const AttentionShape& shape, const AttentionRequest& request, int64_t group, const void* kv,
+void pack_panel(const AttentionShape& shape, const AttentionRequest& request, int64_t group, const KvMemory& kv,
                 const PackedKeys& packed, int64_t panel) {
     const int64_t dim = shape.head_dim, item = shape.is_bf16 ? 2 : 4;
-    const int64_t first = packed.first_key + panel * 32;
-    const Source from{static_cast<const uint8_t*>(kv) + group * dim * item, 2 * shape.num_groups * dim,
-                      shape.num_groups * dim, request.slots + first,
-                      std::min<int64_t>(32, request.num_keys - first)};
+    const int64_t first = packed.first_key + panel * 32, count = std::min<int64_t>(32, request.num_keys - first);
+    const int64_t* slots = request.slots + first;
+    Source from{static_cast<const uint8_t*>(kv.entries) + group * dim * item, 2 * shape.num_groups * dim,
+                shape.num_groups * dim, slots, count};
+    if (std::any_of(slots, slots + count, [&](int64_t slot) { return kv.is_int8(slot); })) {
+        static thread_local std::vector<uint8_t> rows;
+        rows.resize(size_t(32 * 2 * dim * item));
+        copy_entries(shape, kv, slots, count, group, rows.data());
+        from = {rows.data(), 2 * dim, dim, neighbours(), count};
+    }
     uint8_t* keys = packed.keys + panel * packed_panel_bytes(shape);
     uint8_t* values = packed.values + panel * 32 * 32 * item;
     if (shape.is_bf16) {

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokenrouter.kernels.values import Int8Entries
 from tokenrouter.types import AttentionBatch
 
 GROUP_WASTE_KEYS = 400  # padding that costs as much as one more call
@@ -77,9 +78,11 @@ def plan(
     dtype: torch.dtype,
     window: int | None = None,
     num_observed_B: Tensor | None = None,
+    num_int8: int = 0,
 ) -> ReferencePlan:
     """Groups the requests of ``batch`` into calls; arguments as in ``KernelSet.plan_attention``."""
-    spans = _spans(batch, num_observed_B)
+    num_full = num_slots - num_int8
+    spans = _spans(batch, num_observed_B, num_full)
     alone = [_runs_alone(span) for span in spans]
     calls = [_single(s, window, dtype) for s, single in zip(spans, alone, strict=True) if single]
     decode = [span for span, single in zip(spans, alone, strict=True) if not single]
@@ -89,7 +92,7 @@ def plan(
         if end < len(decode):
             waste += decode[start].slots_K.shape[0] - decode[end].slots_K.shape[0]
         if end == len(decode) or waste > GROUP_WASTE_KEYS:
-            calls.append(_decode_group(decode[start:end], num_slots - 1, window, dtype))
+            calls.append(_decode_group(decode[start:end], num_full - 1, window, dtype))
             start, waste = end, 0
     calls.sort(key=lambda call: call.rows.start if isinstance(call.rows, slice) else -1)
     return ReferencePlan(
@@ -101,7 +104,7 @@ def plan(
     )
 
 
-def _spans(batch: AttentionBatch, num_observed_B: Tensor | None) -> list[_Span]:
+def _spans(batch: AttentionBatch, num_observed_B: Tensor | None, num_full: int) -> list[_Span]:
     spans, offset = [], 0
     observed_B = torch.zeros_like(batch.row_B) if num_observed_B is None else num_observed_B
     for queries, start, row, keys, observed in zip(
@@ -120,7 +123,7 @@ def _spans(batch: AttentionBatch, num_observed_B: Tensor | None) -> list[_Span]:
                 query_start=start,
                 slots_K=slots_K,
                 key_positions_K=None if positions_RN is None else positions_RN[row, :keys],
-                first_slot=_first_of_run(slots_K),
+                first_slot=_first_of_run(slots_K, num_full),
                 num_observed=min(observed, queries),
             )
         )
@@ -128,13 +131,13 @@ def _spans(batch: AttentionBatch, num_observed_B: Tensor | None) -> list[_Span]:
     return spans
 
 
-def _first_of_run(slots_K: Tensor) -> int:
-    """The first slot when they are consecutive, else -1."""
+def _first_of_run(slots_K: Tensor, num_full: int) -> int:
+    """The first slot when they are consecutive and full, else -1."""
     if not len(slots_K):
         return -1
     first, last = int(slots_K[0]), int(slots_K[-1])
     in_a_row = last - first + 1 == len(slots_K) and bool((slots_K.diff() == 1).all())
-    return first if in_a_row else -1
+    return first if in_a_row and last < num_full else -1
 
 
 def _runs_alone(span: _Span) -> bool:
@@ -230,11 +233,12 @@ def run(
     *,
     out: Tensor | None = None,
     received: Tensor | None = None,
+    int8: Int8Entries | None = None,
 ) -> Tensor:
     """Attention of every query over its request's entries; arguments as in ``KernelSet.attention``."""
     if received is not None:
-        _observe(q_THD, kv_SPD, plan, received)
-    results = [_run_call(call, q_THD, kv_SPD, plan.scale) for call in plan.calls]
+        _observe(q_THD, kv_SPD, int8, plan, received)
+    results = [_run_call(call, q_THD, kv_SPD, int8, plan.scale) for call in plan.calls]
     if plan.in_order and out is None:
         return (results[0] if len(results) == 1 else torch.cat(results)).flatten(1)
     out = q_THD.new_empty(q_THD.shape[0], q_THD.shape[1] * q_THD.shape[2]) if out is None else out
@@ -247,14 +251,33 @@ def run(
     return out
 
 
-def _observe(q_THD: Tensor, kv_SPD: Tensor, plan: ReferencePlan, received: Tensor) -> None:
+def gather(kv_SPD: Tensor, int8: Int8Entries | None, slots_K: Tensor) -> Tensor:
+    """The entries of ``slots_K`` (int64), full or int8, in ``kv_SPD``'s dtype: ``[K, P, D]``."""
+    if int8 is None:
+        return kv_SPD.index_select(0, slots_K)
+    num_full = len(kv_SPD)
+    entries_KPD = kv_SPD.index_select(0, slots_K.clamp_max(num_full - 1))
+    at_K = (slots_K >= num_full).nonzero().flatten()
+    slots_J = slots_K[at_K] - num_full
+    values_JPD = int8.q_SPD[slots_J].float() * int8.scale_SP[slots_J].unsqueeze(-1)
+    return entries_KPD.index_copy_(0, at_K, values_JPD.to(kv_SPD.dtype))
+
+
+def _observe(
+    q_THD: Tensor,
+    kv_SPD: Tensor,
+    int8: Int8Entries | None,
+    plan: ReferencePlan,
+    received: Tensor,
+) -> None:
     """Softmax weights of each request's last queries, in float32, summed over them, mean over heads."""
     num_heads, groups, offset = q_THD.shape[1], kv_SPD.shape[1] // 2, 0
     for span in plan.spans:
         num_keys = span.slots_K.shape[0]
         first = span.query_index_Q.shape[0] - span.num_observed
         q_QHD = q_THD[span.query_index_Q[first:]].float()
-        key_KHD = kv_SPD[span.slots_K, :groups].float().repeat_interleave(num_heads // groups, 1)
+        key_KGD = gather(kv_SPD, int8, span.slots_K)[:, :groups].float()
+        key_KHD = key_KGD.repeat_interleave(num_heads // groups, 1)
         scores_HQK = torch.einsum("qhd,khd->hqk", q_QHD, key_KHD) * plan.scale
         mask = _mask(span, plan.window)
         if mask is not None:
@@ -264,7 +287,9 @@ def _observe(q_THD: Tensor, kv_SPD: Tensor, plan: ReferencePlan, received: Tenso
         offset += num_keys
 
 
-def _run_call(call: _Call, q_THD: Tensor, kv_SPD: Tensor, scale: float) -> Tensor:
+def _run_call(
+    call: _Call, q_THD: Tensor, kv_SPD: Tensor, int8: Int8Entries | None, scale: float
+) -> Tensor:
     """The result of one call, ``[B * Q, H, D]``. Views are made in one step each: a decode step makes thousands."""
     num_heads, head_dim = q_THD.shape[1:]
     planes = kv_SPD.shape[1]
@@ -277,7 +302,7 @@ def _run_call(call: _Call, q_THD: Tensor, kv_SPD: Tensor, scale: float) -> Tenso
         )
     else:
         entries, first, num_keys = (
-            kv_SPD.index_select(0, call.slots),
+            gather(kv_SPD, int8, call.slots),
             0,
             call.slots.shape[0] // batch,
         )

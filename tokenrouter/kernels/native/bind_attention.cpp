@@ -12,16 +12,34 @@
 namespace tr {
 namespace {
 
-RopeArgs rope_args(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& slots, const Tensor& kv,
-                   const Tensor& q_out, const std::optional<Tensor>& kv_scale) {
-    check_float(qkv, "qkv");
-    check_rows(qkv, "qkv");
+// One layer's entries; `int8` and `scales` come together.
+KvMemory kv_memory(const Tensor& kv, const std::optional<Tensor>& int8, const std::optional<Tensor>& scales,
+                   at::ScalarType dtype) {
+    check_dtype(kv, dtype, "kv");
     TORCH_CHECK_VALUE(kv.dim() == 3 && kv.size(1) % 2 == 0, "kv must be [slots, 2 x key heads, head size], got ",
                       kv.sizes());
+    check_contiguous(kv, "kv");
+    TORCH_CHECK_VALUE(int8.has_value() == scales.has_value(), "int8 entries come with scales, and scales with entries");
+    if (!int8) return {kv.data_ptr(), kv.size(0), nullptr, nullptr};
+    check_dtype(*int8, at::kChar, "int8 entries");
+    TORCH_CHECK_VALUE(int8->dim() == 3, "int8 entries must be [slots, 2 x key heads, head size], got ", int8->sizes());
+    check_shape(*int8, {int8->size(0), kv.size(1), kv.size(2)}, "int8 entries");
+    check_contiguous(*int8, "int8 entries");
+    check_dtype(*scales, at::kFloat, "int8 scales");
+    check_shape(*scales, {int8->size(0), kv.size(1)}, "int8 scales");
+    check_contiguous(*scales, "int8 scales");
+    return {kv.data_ptr(), kv.size(0), int8->data_ptr<int8_t>(), scales->data_ptr<float>()};
+}
+
+int64_t num_slots(const Tensor& kv, const std::optional<Tensor>& int8) { return kv.size(0) + (int8 ? int8->size(0) : 0); }
+
+RopeArgs rope_args(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& slots, const Tensor& kv,
+                   const Tensor& q_out, const std::optional<Tensor>& int8, const std::optional<Tensor>& scales) {
+    check_float(qkv, "qkv");
+    check_rows(qkv, "qkv");
+    const KvMemory memory = kv_memory(kv, int8, scales, qkv.scalar_type());
     TORCH_CHECK_VALUE(q_out.dim() == 3, "q_out must be [tokens, heads, head size], got ", q_out.sizes());
     const int64_t tokens = qkv.size(0), dim = kv.size(2);
-    check_dtype(kv, kv_scale ? at::kChar : qkv.scalar_type(), "kv");
-    check_contiguous(kv, "kv");
     check_shape(q_out, {tokens, q_out.size(1), dim}, "q_out");
     check_shape(qkv, {tokens, (q_out.size(1) + kv.size(1)) * dim}, "qkv");
     TORCH_CHECK_VALUE(dim % 2 == 0, "the head size must be even, got ", dim);
@@ -35,20 +53,14 @@ RopeArgs rope_args(const Tensor& qkv, const Tensor& cos, const Tensor& sin, cons
     check_dtype(q_out, qkv.scalar_type(), "q_out");
     check_contiguous(q_out, "q_out");
     check_contiguous(slots, "slots");
-    if (kv_scale) {
-        check_dtype(*kv_scale, at::kFloat, "kv_scale");
-        check_shape(*kv_scale, {kv.size(0), kv.size(1)}, "kv_scale");
-        check_contiguous(*kv_scale, "kv_scale");
-    }
-    check_slots(slots.data_ptr<int64_t>(), tokens, kv.size(0));
-    return {qkv.data_ptr(), qkv.stride(0), cos.data_ptr(), sin.data_ptr(), slots.data_ptr<int64_t>(),
-            q_out.data_ptr(), kv.data_ptr(), kv_scale ? kv_scale->data_ptr<float>() : nullptr, tokens,
-            q_out.size(1), kv.size(1) / 2, dim};
+    check_slots(slots.data_ptr<int64_t>(), tokens, num_slots(kv, int8));
+    return {qkv.data_ptr(), qkv.stride(0), cos.data_ptr(), sin.data_ptr(), slots.data_ptr<int64_t>(), q_out.data_ptr(),
+            memory, tokens, q_out.size(1), kv.size(1) / 2, dim};
 }
 
 void rope(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& slots, const Tensor& kv,
-          const Tensor& q_out, const std::optional<Tensor>& kv_scale) {
-    rope_store_kv(rope_args(qkv, cos, sin, slots, kv, q_out, kv_scale), is_bf16(qkv));
+          const Tensor& q_out, const std::optional<Tensor>& int8, const std::optional<Tensor>& scales) {
+    rope_store_kv(rope_args(qkv, cos, sin, slots, kv, q_out, int8, scales), is_bf16(qkv));
 }
 
 constexpr int64_t kMaxPosition = int64_t(1) << 60;  // sums of positions and counts stay below 2^63
@@ -109,21 +121,23 @@ class Plan {
         plan_ = std::make_unique<AttentionPlan>(shape_, std::move(requests));
     }
 
-    void run(const Tensor& q, const Tensor& kv, const Tensor& out, const std::optional<Tensor>& received) {
-        plan_->run(run_args(q, kv, out, received));
+    void run(const Tensor& q, const Tensor& kv, const Tensor& out, const std::optional<Tensor>& received,
+             const std::optional<Tensor>& int8, const std::optional<Tensor>& scales) {
+        plan_->run(run_args(q, kv, out, received, int8, scales));
     }
 
-    AttentionRun run_args(const Tensor& q, const Tensor& kv, const Tensor& out,
-                          const std::optional<Tensor>& received) const {
+    AttentionRun run_args(const Tensor& q, const Tensor& kv, const Tensor& out, const std::optional<Tensor>& received,
+                          const std::optional<Tensor>& int8, const std::optional<Tensor>& scales) const {
         const auto dtype = shape_.is_bf16 ? at::kBFloat16 : at::kFloat;
         const int64_t heads = shape_.num_heads, dim = shape_.head_dim;
         check_dtype(q, dtype, "q");
         check_shape(q, {num_tokens_, heads, dim}, "q");
         TORCH_CHECK_VALUE(q.numel() == 0 || (q.stride(2) == 1 && q.stride(1) == dim),
                           "q must have neighbouring heads, got strides ", q.strides());
-        check_dtype(kv, dtype, "kv");
-        check_shape(kv, {num_slots_, 2 * shape_.num_groups, dim}, "kv");
-        check_contiguous(kv, "kv");
+        const KvMemory memory = kv_memory(kv, int8, scales, dtype);
+        check_shape(kv, {kv.size(0), 2 * shape_.num_groups, dim}, "kv");
+        TORCH_CHECK_VALUE(num_slots(kv, int8) == num_slots_, "kv has another size than planned: the plan is for ", num_slots_, " slots, got ", kv.size(0),
+                          " entries and ", num_slots(kv, int8) - kv.size(0), " in int8");
         check_dtype(out, dtype, "out");
         check_shape(out, {num_tokens_, heads * dim}, "out");
         check_contiguous(out, "out");
@@ -132,19 +146,20 @@ class Plan {
             check_shape(*received, {plan_->received_size()}, "received");
             check_contiguous(*received, "received");
         }
-        return {q.data_ptr(), q.stride(0), kv.data_ptr(), out.data_ptr(),
+        return {q.data_ptr(), q.stride(0), memory, out.data_ptr(),
                 received ? received->data_ptr<float>() : nullptr};
     }
 
     // rope_store_kv, then run; nothing is written before both are checked.
     void attend(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& slots, const Tensor& kv,
-                const Tensor& out, const std::optional<Tensor>& received) {
+                const Tensor& out, const std::optional<Tensor>& received, const std::optional<Tensor>& int8,
+                const std::optional<Tensor>& scales) {
         const auto dtype = shape_.is_bf16 ? at::kBFloat16 : at::kFloat;
         check_dtype(qkv, dtype, "qkv");
         check_shape(qkv, {num_tokens_, (shape_.num_heads + 2 * shape_.num_groups) * shape_.head_dim}, "qkv");
         if (!q_.defined()) q_ = at::empty({num_tokens_, shape_.num_heads, shape_.head_dim}, dtype);
-        const AttentionRun args = run_args(q_, kv, out, received);
-        rope_store_kv(rope_args(qkv, cos, sin, slots, kv, q_, std::nullopt), shape_.is_bf16);
+        const AttentionRun args = run_args(q_, kv, out, received, int8, scales);
+        rope_store_kv(rope_args(qkv, cos, sin, slots, kv, q_, int8, scales), shape_.is_bf16);
         plan_->run(args);
     }
 

@@ -15,6 +15,7 @@ from tokenrouter.kernels.native.packed import NativePacked, handle_for, pack
 from tokenrouter.kernels.reference import ReferenceKernels
 from tokenrouter.kernels.values import (
     AttentionPlan,
+    Int8Entries,
     LayerTail,
     Norm,
     PackedWeights,
@@ -203,7 +204,7 @@ class NativeKernels(ReferenceKernels):
         slots_T: Tensor,
         kv_SPD: Tensor,
         *,
-        scale_SP: Tensor | None = None,
+        int8: Int8Entries | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """See KernelSet."""
@@ -211,7 +212,8 @@ class NativeKernels(ReferenceKernels):
             head_dim = kv_SPD.shape[2]
             num_heads = qkv_TO.shape[1] // head_dim - kv_SPD.shape[1]
             out = qkv_TO.new_empty(qkv_TO.shape[0], num_heads, head_dim)
-        self._module.rope_store_kv(qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, out, scale_SP)
+        parts = int8 or (None, None)
+        self._module.rope_store_kv(qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, out, *parts)
         return out
 
     def plan_attention(
@@ -226,6 +228,7 @@ class NativeKernels(ReferenceKernels):
         dtype: torch.dtype,
         window: int | None = None,
         num_observed_B: Tensor | None = None,
+        num_int8: int = 0,
     ) -> AttentionPlan:
         """See KernelSet."""
         plan: AttentionPlan = self._module.AttentionPlan(
@@ -255,10 +258,11 @@ class NativeKernels(ReferenceKernels):
         *,
         out: Tensor | None = None,
         received: Tensor | None = None,
+        int8: Int8Entries | None = None,
     ) -> Tensor:
         """See KernelSet."""
         out = q_THD.new_empty(q_THD.shape[0], q_THD[0].numel()) if out is None else out
-        cast(Any, plan).run(q_THD, kv_SPD, out, received)
+        cast(Any, plan).run(q_THD, kv_SPD, out, received, *(int8 or (None, None)))
         return out
 
     def attend(
@@ -272,12 +276,14 @@ class NativeKernels(ReferenceKernels):
         *,
         out: Tensor | None = None,
         received: Tensor | None = None,
+        int8: Int8Entries | None = None,
     ) -> Tensor:
         """See KernelSet."""
         if out is None:
             width = qkv_TO.shape[1] - kv_SPD.shape[1] * kv_SPD.shape[2]
             out = qkv_TO.new_empty(qkv_TO.shape[0], max(width, 0))
-        cast(Any, plan).attend(qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, out, received)
+        parts = int8 or (None, None)
+        cast(Any, plan).attend(qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, out, received, *parts)
         return out
 
     def row_max(self, x_TV: Tensor) -> tuple[Tensor, Tensor]:

@@ -52,14 +52,23 @@ void quantize_rows(const void* x, int64_t x_stride, QuantizedOut out, int64_t nu
 // Of `width` > 0 values per row: the largest, and its lowest index; NaN counts as largest.
 void row_max(const void* x, int64_t stride, int64_t num_rows, int64_t width, bool is_bf16, void* values, int64_t* ids);
 
+// One layer's KV memory: entries of the rows' dtype, and behind them, numbered on, entries in int8 with a scale per plane.
+struct KvMemory {
+    void* entries;        // [num_entries, 2 * num_kv_heads, head_dim]: key heads, then value heads
+    int64_t num_entries;
+    int8_t* int8;         // [.., 2 * num_kv_heads, head_dim] or null: then no slot is num_entries or more
+    float* scales;        // [.., 2 * num_kv_heads]
+
+    bool is_int8(int64_t slot) const { return slot >= num_entries; }
+};
+
 struct RopeArgs {
     const void* qkv;       // [tokens, qkv_stride]: query heads, key heads, value heads
     int64_t qkv_stride;
     const void *cos, *sin; // [tokens, head_dim]; sin's first half negated
     const int64_t* slots;  // [tokens]
     void* q_out;           // [tokens, num_heads, head_dim]
-    void* kv;              // [slots, 2 * num_kv_heads, head_dim]; int8 when kv_scale is given
-    float* kv_scale;       // [slots, 2 * num_kv_heads], or null
+    KvMemory kv;
     int64_t num_tokens, num_heads, num_kv_heads, head_dim;
 };
 
@@ -119,6 +128,18 @@ TR_INLINE void quantize_row(const T* y, int64_t width, int8_t* q, T* scale_out) 
             std::memcpy(q + k, &bytes, size_t(count));
         }
     }
+}
+
+// q * scale, in T.
+template <class V, typename T>
+TR_INLINE void dequantize_row(const int8_t* q, float scale, int64_t width, T* out) {
+    int64_t k = 0;
+    for (; k + kLanes <= width; k += kLanes) {
+        i8x16 bytes;
+        std::memcpy(&bytes, q + k, sizeof bytes);
+        store16<V>(out + k, __builtin_convertvector(widen<V>(bytes), f32x16) * scale);
+    }
+    for (; k < width; ++k) from_float(float(q[k]) * scale, out + k);
 }
 
 }  // namespace tr

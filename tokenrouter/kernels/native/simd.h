@@ -44,6 +44,18 @@ TR_INLINE f32x16 load16(const bf16* p) {
     return (f32x16)(__builtin_convertvector(h, u32x16) << 16);
 }
 
+template <class V>
+TR_INLINE i32x16 widen(i8x16 bytes) {
+#if TR_X86
+    if constexpr (V::is_avx512) {
+        i32x16 wide;
+        __asm__("vpmovsxbd %1, %0" : "=v"(wide) : "v"(bytes));
+        return wide;
+    }
+#endif
+    return __builtin_convertvector(bytes, i32x16);
+}
+
 // Round to nearest even; NaN stays NaN.
 TR_INLINE u32x16 round_bits(u32x16 u) {
     const u32x16 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;

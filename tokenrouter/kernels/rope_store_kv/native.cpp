@@ -28,14 +28,15 @@ TR_INLINE void rotate(const T* x, const T* cos, const T* sin, T* out, int64_t he
 
 template <class V, typename T>
 TR_INLINE void store_head(const RopeArgs& a, const T* head, int64_t slot, int64_t plane) {
-    const int64_t entry = slot * 2 * a.num_kv_heads + plane;
-    if (!a.kv_scale) {
-        std::memcpy(static_cast<T*>(a.kv) + entry * a.head_dim, head, size_t(a.head_dim) * sizeof(T));
+    if (!a.kv.is_int8(slot)) {
+        const int64_t entry = slot * 2 * a.num_kv_heads + plane;
+        std::memcpy(static_cast<T*>(a.kv.entries) + entry * a.head_dim, head, size_t(a.head_dim) * sizeof(T));
         return;
     }
+    const int64_t entry = (slot - a.kv.num_entries) * 2 * a.num_kv_heads + plane;
     T scale;
-    quantize_row<V>(head, a.head_dim, static_cast<int8_t*>(a.kv) + entry * a.head_dim, &scale);
-    a.kv_scale[entry] = to_float(scale);
+    quantize_row<V>(head, a.head_dim, a.kv.int8 + entry * a.head_dim, &scale);
+    a.kv.scales[entry] = to_float(scale);
 }
 
 template <class V, typename T>

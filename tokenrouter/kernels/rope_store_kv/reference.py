@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tokenrouter.kernels.quantize_rows.reference import quantize_rows
+from tokenrouter.kernels.values import Int8Entries
 
 
 def rope_store_kv(
@@ -17,7 +18,7 @@ def rope_store_kv(
     slots_T: Tensor,
     kv_SPD: Tensor,
     *,
-    scale_SP: Tensor | None = None,
+    int8: Int8Entries | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Rotates query and key heads, and writes keys and values to ``kv_SPD[slots_T]``.
@@ -28,7 +29,7 @@ def rope_store_kv(
         sin_TD: sines with the first half negated (``rotate_half``'s sign), in ``qkv``'s dtype.
         slots_T: int64, distinct.
         kv_SPD: one layer of the arena. Rows ``slots_T`` are overwritten; no other row is touched.
-        scale_SP: float32; then ``kv_SPD`` is int8, and an entry is quantised with a scale per plane.
+        int8: entries of the slots from ``len(kv_SPD)`` on, quantised with a scale per plane.
         out: where the rotated queries go.
 
     Returns:
@@ -43,13 +44,20 @@ def rope_store_kv(
     )
     q_THD, key_TGD = rotated_THD.split_with_sizes((num_rotated - num_kv_heads, num_kv_heads), 1)
     entry_TPD = torch.cat((key_TGD, value_TGD), 1)
-    if scale_SP is None:
+    if int8 is None:
         kv_SPD.index_copy_(0, slots_T, entry_TPD)
     else:
-        rows = quantize_rows(entry_TPD.flatten(0, 1))
-        kv_SPD.index_copy_(0, slots_T, rows.q_TK.view_as(entry_TPD))
-        scale_SP.index_copy_(0, slots_T, rows.scale_T1.float().view(entry_TPD.shape[:2]))
+        is_full_T = slots_T < len(kv_SPD)
+        kv_SPD.index_copy_(0, slots_T[is_full_T], entry_TPD[is_full_T])
+        store_int8(entry_TPD[~is_full_T], slots_T[~is_full_T] - len(kv_SPD), int8)
     return q_THD if out is None else out.copy_(q_THD)
+
+
+def store_int8(entry_TPD: Tensor, slots_T: Tensor, int8: Int8Entries) -> None:
+    """Quantises entries and writes them to rows ``slots_T`` (int64) of ``int8``."""
+    rows = quantize_rows(entry_TPD.flatten(0, 1))
+    int8.q_SPD.index_copy_(0, slots_T, rows.q_TK.view_as(entry_TPD))
+    int8.scale_SP.index_copy_(0, slots_T, rows.scale_T1.float().view(entry_TPD.shape[:2]))
 
 
 def signed_sin(sin_ND: Tensor) -> Tensor:

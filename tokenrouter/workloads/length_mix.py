@@ -1,34 +1,20 @@
-"""Requests with controlled prompt and output lengths: every system does the same work."""
+"""Requests with prompt lengths that are listed one by one."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenrouter.sampling_params import SamplingParams
+from tokenrouter.workloads.base import Encode, RequestSet, RequestSpec, Workload, greedy
 from tokenrouter.workloads.prompts import DEFAULT_PROMPTS
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequestSpec:
-    """One request of a workload.
-
-    Attributes:
-        prompt_ids: the prompt's token ids.
-        params: how to sample.
-        arrival_s: when it arrives, in seconds after the start.
-    """
-
-    prompt_ids: tuple[int, ...]
-    params: SamplingParams
-    arrival_s: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LengthMix:
+@dataclass(frozen=True, kw_only=True)
+class LengthMix(Workload):
     """Greedy requests of given prompt and random output lengths, without EOS, all at once.
 
     A prompt is one of our own prompts followed by a passage of the text, cut to length. So short
-    prompts differ in kind (prose, code, numbers, languages) and long ones are mostly text.
+    prompts differ in kind (prose, code, numbers, languages) and long ones are mostly text. Lengths
+    that are listed are never clipped: the engine refuses those that the model cannot take.
 
     Args:
         prompt_lengths: tokens per prompt, one request each.
@@ -56,14 +42,10 @@ class LengthMix:
                 f"got output_min={self.output_min} and output_max={self.output_max}"
             )
 
-    def requests(
-        self, encode: Callable[[str], list[int]], text_ids: Sequence[int]
-    ) -> list[RequestSpec]:
-        """Build the requests.
-
-        Args:
-            encode: text to token ids, without special tokens.
-            text_ids: the ids of a text, at least as long as the longest prompt.
+    def build(
+        self, encode: Encode, text_ids: Sequence[int], *, max_model_len: int | None = None
+    ) -> RequestSet:
+        """See Workload.
 
         Raises:
             ValueError: the text is shorter than the longest prompt.
@@ -80,7 +62,6 @@ class LengthMix:
             start = draw.randrange(len(text_ids) - length + 1)
             opening = encode(DEFAULT_PROMPTS[index % len(DEFAULT_PROMPTS)])
             prompt_ids = (*opening, *text_ids[start : start + length])[:length]
-            max_tokens = draw.randint(self.output_min, self.output_max)
-            params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+            params = greedy(draw.randint(self.output_min, self.output_max))
             specs.append(RequestSpec(prompt_ids=prompt_ids, params=params))
-        return specs
+        return RequestSet(requests=tuple(specs))

@@ -1,0 +1,1 @@
+"""What ``bench_memory.py`` is made of."""

@@ -1,0 +1,214 @@
+"""The reference's distributions, and what one setting changes of them.
+
+N tokens of a document, T rows handed over at once, V vocabulary.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from tokenrouter import LLM, SamplingParams
+from tokenrouter.engine import LLMEngine
+from tokenrouter.evaluation.divergence import RowMetrics, TokenScores, compare_rows
+
+from .documents import Document
+from .retrieval import Item, solved
+from .setup import Bench, Setting
+
+Sink = Callable[[int, int, Tensor], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reference:
+    """The same engine without retention.
+
+    Attributes:
+        logp_NV: per document its log-probabilities, float16: close to exact where the probability is not small, which
+            is what counts in KL, at half of float32's memory.
+        scores: its own, KL 0.
+        is_sensitive_N: per document, bool.
+        peak_slots: per document the most entries that it held at once.
+        bytes_per_slot: of one entry, all layers.
+        solved: per item and answer.
+    """
+
+    logp_NV: list[Tensor]
+    scores: TokenScores
+    is_sensitive_N: list[Tensor]
+    peak_slots: list[float]
+    bytes_per_slot: int
+    solved: list[list[bool]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What one setting did.
+
+    Attributes:
+        scores: of all documents' tokens.
+        peak_slots: per document the most entries that it held at once.
+        engine_peak_slots: the most that all documents held at once.
+        solved: per item and answer.
+    """
+
+    setting: Setting
+    scores: TokenScores
+    peak_slots: list[float]
+    engine_peak_slots: int
+    solved: list[list[bool]]
+
+
+def measure_reference(bench: Bench) -> Reference:
+    """Everything that settings are compared with."""
+    llm = bench.llm(None)
+    vocab = llm.model.config.vocab_size
+    logp_NV = [torch.empty(len(d.ids), vocab, dtype=torch.float16) for d in bench.documents]
+    parts = []
+
+    def keep(index: int, position: int, logits_TV: Tensor) -> None:
+        logp_TV = torch.log_softmax(logits_TV, dim=-1)
+        stop = position + len(logp_TV)
+        logp_NV[index][position:stop] = logp_TV
+        next_T = _next_ids(bench.documents[index])[position:stop]
+        nll_T = -logp_TV.gather(1, next_T[:, None].clamp(min=0))[:, 0]
+        nll_T.masked_fill_(next_T < 0, float("nan"))
+        rows = RowMetrics(torch.zeros(len(logp_TV)), nll_T, torch.ones(len(logp_TV)).bool())
+        parts.append(TokenScores.of(index, position, rows))
+
+    peaks = run_documents(llm, bench.documents, keep)
+    top1_N = [logp.argmax(dim=-1) for logp in logp_NV]
+    return Reference(
+        logp_NV=logp_NV,
+        scores=TokenScores.concatenate(parts),
+        is_sensitive_N=[
+            windowed_top1(llm, d.ids, bench.sizes.visible_tokens, bench.sizes.shared_tokens, own_N)
+            != own_N
+            for d, own_N in zip(bench.documents, top1_N, strict=True)
+        ],
+        peak_slots=peaks,
+        bytes_per_slot=llm.engine.kv_bytes_per_slot,
+        solved=run_items(llm, bench.items),
+    )
+
+
+def measure_setting(bench: Bench, setting: Setting, reference: Reference) -> Run:
+    """Compares row by row as the logits come; nothing of [N, V] is stored."""
+    llm = bench.llm(setting.retention)
+    parts = []
+
+    def compare(index: int, position: int, logits_TV: Tensor) -> None:
+        rows = slice(position, position + len(logits_TV))
+        logp_TV = reference.logp_NV[index][rows].float()
+        next_T = _next_ids(bench.documents[index])[rows]
+        parts.append(TokenScores.of(index, position, compare_rows(logp_TV, logits_TV, next_T)))
+
+    peaks = run_documents(llm, bench.documents, compare)
+    engine_peak = llm.engine.stats.peak_live_slots
+    return Run(
+        setting=setting,
+        scores=TokenScores.concatenate(parts),
+        peak_slots=peaks,
+        engine_peak_slots=engine_peak,
+        solved=run_items(llm, bench.items),
+    )
+
+
+def run_documents(llm: LLM, documents: Sequence[Document], sink: Sink) -> list[float]:
+    """All documents at once; ``sink`` gets (index, position, logits) of every position.
+
+    Returns:
+        Per document the most KV entries that it held at once, those of the running chunk included.
+    """
+    held: dict[str, float] = defaultdict(float)
+
+    def watch(index: int, position: int, logits_TV: Tensor) -> None:
+        """Between a step's forward and its evictions a request holds the most."""
+        for request_id, count in _held(llm.engine).items():
+            held[request_id] = max(held[request_id], count)
+        sink(index, position, logits_TV)
+
+    for index, document in enumerate(documents):
+        _force(llm, index, document.ids, document.prompt_len, watch, wants_all=True)
+    _finish(llm.engine)
+    return [held[str(index)] for index in range(len(documents))]
+
+
+def run_items(llm: LLM, items: Sequence[Item]) -> list[list[bool]]:
+    """All items at once; per item and answer whether it was predicted."""
+    is_right_N = [[False] * len(item.ids) for item in items]
+
+    def look(index: int, position: int, logits_TV: Tensor) -> None:
+        ids = items[index].ids
+        for offset, token in enumerate(logits_TV.argmax(dim=-1).tolist(), start=position + 1):
+            if offset < len(ids):
+                is_right_N[index][offset] = token == ids[offset]
+
+    for index, item in enumerate(items):
+        _force(llm, index, item.ids, item.prompt_len, look, wants_all=False)
+    _finish(llm.engine)
+    return [solved(item, right) for item, right in zip(items, is_right_N, strict=True)]
+
+
+def windowed_top1(
+    llm: LLM, ids: Sequence[int], visible: int, shared: int, full_N: Tensor
+) -> Tensor:
+    """The most likely successor of each token when only its last ``visible`` to ``visible + shared - 1`` are read.
+
+    Args:
+        llm: without retention.
+        ids: N tokens.
+        visible: tokens at least, the token itself included.
+        shared: tokens that share one reading.
+        full_N: int64, of the whole context: the answer where nothing is left out.
+
+    Returns:
+        int64 ``[N]``.
+    """
+    found_N = full_N.clone()
+    starts = range(visible, len(ids), shared)
+
+    def take(index: int, position: int, logits_TV: Tensor) -> None:
+        first = max(visible - 1 - position, 0)  # rows before it have seen less
+        at = starts[index] - visible + 1 + position + first
+        top1_T = logits_TV[first:].argmax(dim=-1)
+        found_N[at : at + len(top1_T)] = top1_T
+
+    llm.score([ids[start - visible + 1 : start + shared] for start in starts], sink=take)
+    return found_N
+
+
+def _force(
+    llm: LLM, index: int, ids: Sequence[int], prompt_len: int, sink: Sink, *, wants_all: bool
+) -> None:
+    llm.engine.add_request(
+        str(index),
+        ids[:prompt_len],
+        SamplingParams(temperature=0.0, detokenize=False),
+        forced_ids=ids[prompt_len:],
+        logits_sink=partial(sink, index),
+        wants_all_logits=wants_all,
+        stream=False,
+    )
+
+
+def _finish(engine: LLMEngine) -> None:
+    while engine.has_unfinished():
+        engine.step()
+
+
+def _held(engine: LLMEngine) -> Mapping[str, float]:
+    """Entries of each running request, mean over layer groups."""
+    tables = engine.pool.tables
+    return {
+        request.request_id: sum(int(t.num_kept_R[request.row]) for t in tables) / len(tables)
+        for request in engine.scheduler.running
+    }
+
+
+def _next_ids(document: Document) -> Tensor:
+    """int64 ``[N]``: the token that follows each, -1 behind the last."""
+    return torch.tensor([*document.ids[1:], -1])

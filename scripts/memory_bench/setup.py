@@ -1,0 +1,183 @@
+"""Everything that is built before anything is measured: what is read, and what is compared."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from tokenrouter import LLM, EngineOptions
+from tokenrouter.executors import build_pool
+from tokenrouter.kvcache.retention import (
+    Full,
+    HeavyHitter,
+    KeyNorm,
+    ObservationWindow,
+    Random,
+    RetentionOptions,
+    RetentionPolicy,
+    ScoredPolicy,
+    SinkWindow,
+    Threshold,
+)
+from tokenrouter.models import LoadedModel
+from tokenrouter.workloads import PythonDocs
+
+from .documents import Document, load_documents
+from .retrieval import Item, copy_item, key_value_item
+
+SCORED: dict[str, type[ScoredPolicy]] = {
+    policy.name: policy for policy in (HeavyHitter, ObservationWindow, KeyNorm, SinkWindow, Random)
+}
+CONTROLS = ("full", "sink_window", "random")
+POLICIES = ("full", "threshold", *SCORED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """How much is run.
+
+    Attributes:
+        documents: of each set.
+        decode_tokens: a document's last tokens, fed one by one.
+        items: of each retrieval task.
+        visible_tokens: what the model still reads of a context-sensitive token's context.
+        shared_tokens: so many tokens share one such reading; its last one sees that many more.
+        evicted_fracs: of the tokens seen, for policies with a budget.
+        thresholds: for ``threshold``, relative.
+    """
+
+    document_tokens: int = 4096
+    decode_tokens: int = 256
+    documents: int = 1
+    dialogues: int = 1
+    items: int = 3
+    filler_tokens: int = 1000
+    visible_tokens: int = 256
+    shared_tokens: int = 128
+    evicted_fracs: tuple[float, ...] = (0.25, 0.5, 0.75, 0.875)
+    thresholds: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4)
+
+
+QUICK = Sizes(
+    document_tokens=512,
+    decode_tokens=32,
+    dialogues=1,
+    items=1,
+    filler_tokens=100,
+    evicted_fracs=(0.5,),
+    thresholds=(0.1,),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One policy at one strength.
+
+    Attributes:
+        evicted_frac: None for policies without a budget.
+        threshold: None for all but ``threshold``.
+    """
+
+    policy: str
+    retention: RetentionOptions
+    evicted_frac: float | None = None
+    threshold: float | None = None
+
+    @property
+    def strength(self) -> str:
+        """Of the table: the share that is evicted, or the threshold."""
+        if self.evicted_frac is not None:
+            return f"{100 * self.evicted_frac:g} %"
+        return "" if self.threshold is None else f"< {self.threshold:g}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bench:
+    """What is read and compared.
+
+    Attributes:
+        schedule: interval, window, layers and guards of every setting; its own policy evicts nothing.
+        llm: makes an engine with the given retention, large enough for all documents at once.
+    """
+
+    sizes: Sizes
+    documents: list[Document]
+    items: list[Item]
+    schedule: RetentionOptions
+    settings: list[Setting]
+    llm: Callable[[RetentionOptions | None], LLM]
+    dtype: str = field(default="bfloat16")
+
+
+def build(
+    model: LoadedModel,
+    sizes: Sizes,
+    *,
+    data_dir: str | None,
+    schedule: RetentionOptions,
+    policies: Sequence[str] = POLICIES,
+) -> Bench:
+    """Documents, tasks and settings for ``model``; ``data_dir`` None: CPython's language reference only.
+
+    Raises:
+        ValueError: a set of ``data_dir`` is missing or too small.
+    """
+    tokenizer = model.tokenizer
+    documents = load_documents(
+        tokenizer,
+        data_dir,
+        document_tokens=sizes.document_tokens,
+        decode_tokens=sizes.decode_tokens,
+        documents=sizes.documents,
+        dialogues=sizes.dialogues,
+    )
+    pool = build_pool("full", model)
+    longest = max(
+        sum(len(d.ids) for d in documents), 32 * (sizes.visible_tokens + sizes.shared_tokens)
+    )
+
+    def llm(retention: RetentionOptions | None) -> LLM:
+        options = EngineOptions(retention=retention, num_kv_slots=longest)
+        return LLM(model, executors=pool, options=options)
+
+    return Bench(
+        sizes=sizes,
+        documents=documents,
+        items=_items(partial(tokenizer.encode, add_special_tokens=False), sizes),
+        schedule=schedule,
+        settings=make_settings(schedule, sizes, policies),
+        llm=llm,
+    )
+
+
+def make_settings(
+    schedule: RetentionOptions, sizes: Sizes, policies: Sequence[str]
+) -> list[Setting]:
+    """Every policy of ``policies`` at every strength, on one schedule."""
+
+    def setting(policy: RetentionPolicy, **strength: float) -> Setting:
+        retention = replace(schedule, policy=policy)
+        return Setting(policy=policy.name, retention=retention, **strength)
+
+    found = []
+    for name in policies:
+        if name == "full":
+            found.append(setting(Full()))
+        elif name == "threshold":
+            found += [setting(Threshold(threshold=t), threshold=t) for t in sizes.thresholds]
+        else:
+            found += [
+                setting(SCORED[name](evicted_frac=frac), evicted_frac=frac)
+                for frac in sizes.evicted_fracs
+            ]
+    return found
+
+
+def _items(encode: Any, sizes: Sizes) -> list[Item]:
+    """Each with another part of CPython's language reference as its filler."""
+    text = list(encode("\n\n".join(PythonDocs().documents())))
+    made = []
+    for index, make in enumerate((copy_item, key_value_item) * sizes.items):
+        start = index * sizes.filler_tokens
+        made.append(make(encode, text[start : start + sizes.filler_tokens], index))
+    return made

@@ -1,0 +1,175 @@
+"""Guards against traces that are changed on the way: lengths, times, shared prefixes, uncounted cuts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenrouter.workloads import AzureTrace, MooncakeTrace, RequestSet
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,4808,10
+2023-11-16 18:17:04.0319600,31,8
+2023-11-16 18:17:05.2299600,110,27
+2023-11-16 18:18:03.9799600,7433,14
+"""
+MOONCAKE: list[dict[str, Any]] = [
+    {"timestamp": 0, "input_length": 1300, "output_length": 5, "hash_ids": [0, 1, 2]},
+    {"timestamp": 1500, "input_length": 1100, "output_length": 40, "hash_ids": [0, 1, 7]},
+    {"timestamp": 2000, "input_length": 600, "output_length": 3, "hash_ids": [0, 9]},
+    {"timestamp": 9000, "input_length": 500, "output_length": 1, "hash_ids": [5]},
+]
+TEXT = [3 + (i * i + i // 7) % 65_521 for i in range(20_000)]
+
+
+def _encode(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def _azure(folder: Path, text: str = AZURE, **options: Any) -> AzureTrace:
+    (folder / "trace.csv").write_text(text)
+    given = {"data_dir": str(folder), "file": "trace.csv", "num_requests": 4}
+    return AzureTrace(**(given | options))
+
+
+def _mooncake(folder: Path, rows: list[dict[str, Any]] = MOONCAKE, **options: Any) -> MooncakeTrace:
+    (folder / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = {"data_dir": str(folder), "file": "trace.jsonl", "num_requests": len(rows)}
+    return MooncakeTrace(**(given | options))
+
+
+def _lengths(built: RequestSet) -> list[tuple[int, int]]:
+    return [(len(r.prompt_ids), r.max_output_tokens) for r in built.requests]
+
+
+def test_lengths_and_times_are_the_traces(tmp_path: Path) -> None:
+    built = _azure(tmp_path).build(_encode, TEXT)
+    assert _lengths(built) == [(4808, 10), (31, 8), (110, 27), (7433, 14)]
+    assert [r.arrival_s for r in built.requests] == [0.0, 0.052, 1.25, 60.0]
+    assert built.clipped_requests == built.wrapped_requests == 0
+    assert (built.prompt_tokens, built.output_tokens, built.arrival_span_s) == (12382, 59, 60.0)
+
+
+def test_a_later_start_begins_at_zero(tmp_path: Path) -> None:
+    built = _azure(tmp_path, start=2, num_requests=2, rate_scale=2.0).build(_encode, TEXT)
+    assert _lengths(built) == [(110, 27), (7433, 14)]
+    assert [r.arrival_s for r in built.requests] == [0.0, 29.375]
+
+
+def test_rows_out_of_order_are_sorted_by_arrival(tmp_path: Path) -> None:
+    head, first, *rest = AZURE.splitlines()
+    built = _azure(tmp_path, "\n".join([head, *rest, first])).build(_encode, TEXT)
+    assert _lengths(built)[0] == (4808, 10)
+    assert [r.arrival_s for r in built.requests] == [0.0, 0.052, 1.25, 60.0]
+
+
+def test_clipping_keeps_outputs_first_and_counts_every_token(tmp_path: Path) -> None:
+    """A long prompt that fills the model leaves an output of one token: no decode is measured."""
+    trace = _azure(tmp_path, max_output_tokens=20)
+    built = trace.build(_encode, TEXT, max_model_len=1000)
+    assert _lengths(built) == [(990, 10), (31, 8), (110, 20), (986, 14)]
+    assert built.clipped_requests == 3
+    assert built.clipped_prompt_tokens == 4808 - 990 + 7433 - 986
+    assert built.clipped_output_tokens == 7
+
+
+def test_scales_come_before_limits_and_leave_a_token(tmp_path: Path) -> None:
+    built = _azure(tmp_path, length_scale=0.01, max_prompt_tokens=60).build(_encode, TEXT)
+    assert _lengths(built) == [(48, 1), (1, 1), (1, 1), (60, 1)]
+    assert (built.clipped_requests, built.clipped_prompt_tokens) == (1, 14)
+
+
+def test_a_short_text_starts_again_and_is_counted(tmp_path: Path) -> None:
+    built = _azure(tmp_path).build(_encode, TEXT[:200])
+    assert built.wrapped_requests == 2
+    ids = built.requests[0].prompt_ids
+    assert ids[:4608] == ids[200:] and len(set(ids)) == len(set(TEXT[:200]))
+
+
+def test_equal_hash_ids_are_equal_blocks_and_others_are_not(tmp_path: Path) -> None:
+    """Prefix sharing finds what the trace says is shared, and nothing else."""
+    a, b, c, d = (r.prompt_ids for r in _mooncake(tmp_path).build(_encode, TEXT).requests)
+    assert [len(ids) for ids in (a, b, c, d)] == [1300, 1100, 600, 500]
+    assert a[:1024] == b[:1024] and a[:512] == c[:512]
+    assert a[1024:1100] != b[1024:] and a[512:600] != c[512:] and a[:500] != d
+
+
+@pytest.mark.parametrize("length_scale", [0.0625, 0.1, 0.33])
+def test_scaled_prompts_share_scaled_blocks(tmp_path: Path, length_scale: float) -> None:
+    """Blocks rounded down leave a prompt short of its length."""
+    built = _mooncake(tmp_path, length_scale=length_scale).build(_encode, TEXT)
+    assert [len(r.prompt_ids) for r in built.requests] == [
+        round(length_scale * n) for n in (1300, 1100, 600, 500)
+    ]
+    a, b, c, _ = (r.prompt_ids for r in built.requests)
+    block = int(512 * length_scale)
+    assert a[: 2 * block] == b[: 2 * block] and a[:block] == c[:block]
+    assert a != b[: len(a)] and b[: len(c)] != c
+    rows = [{"timestamp": 0, "input_length": 1536, "output_length": 3, "hash_ids": [0, 1, 2]}]
+    [full] = _mooncake(tmp_path, rows, length_scale=length_scale).build(_encode, TEXT).requests
+    assert len(full.prompt_ids) == round(length_scale * 1536)
+
+
+def test_a_clipped_prompt_keeps_its_shared_prefix(tmp_path: Path) -> None:
+    built = _mooncake(tmp_path, max_prompt_tokens=700).build(_encode, TEXT)
+    a, b, c, _ = (r.prompt_ids for r in built.requests)
+    assert a == b and len(a) == 700 and a[:512] == c[:512]
+    assert (built.clipped_requests, built.clipped_prompt_tokens) == (2, 600 + 400)
+
+
+def test_the_seed_moves_passages_and_keeps_the_trace(tmp_path: Path) -> None:
+    first, again, other = (_azure(tmp_path, seed=seed).build(_encode, TEXT) for seed in (0, 0, 1))
+    assert first == again and _lengths(first) == _lengths(other)
+    assert all(
+        a.prompt_ids != b.prompt_ids for a, b in zip(first.requests, other.requests, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_requests": 0}, "num_requests must be at least 1, got 0"),
+        ({"start": -1}, "start must be at least 0, got -1"),
+        ({"rate_scale": 0.0}, r"rate_scale must be above 0, got 0\.0"),
+        ({"length_scale": -1.0}, "length_scale must be above 0"),
+        ({"max_prompt_tokens": 0}, "max_prompt_tokens must be at least 1"),
+        ({"max_output_tokens": 0}, "max_output_tokens must be at least 1"),
+    ],
+)
+def test_impossible_options_are_refused(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        _azure(tmp_path, **options)
+
+
+def test_a_trace_that_is_too_short_says_how_long_it_is(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"start=2 .*num_requests=3 need a trace of 5 .* has 4"):
+        _azure(tmp_path, start=2, num_requests=3).build(_encode, TEXT)
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", AZURE + "soon,1,2\n", AZURE + "2023-11-16 18:19\n"])
+def test_a_file_that_is_no_trace_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"trace\.csv is not a trace of AzureTrace .*workload\.file"
+    ):
+        _azure(tmp_path, text).build(_encode, TEXT)
+
+
+def test_too_few_hash_ids_are_refused(tmp_path: Path) -> None:
+    rows = [{"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [0]}]
+    with pytest.raises(ValueError, match="1 hash_ids are too few blocks for 600 tokens"):
+        _mooncake(tmp_path, rows).build(_encode, TEXT)
+
+
+def test_without_the_folder_or_the_file_it_says_how_to_set_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"trace\.csv needs a folder .*TOKENROUTER_DATA_DIR"):
+        _azure(tmp_path, data_dir=None).check()
+    with pytest.raises(ValueError, match=r"no trace .*other\.csv; set TOKENROUTER_DATA_DIR"):
+        _azure(tmp_path, file="other.csv").check()
+
+
+def test_a_text_without_tokens_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the text has no tokens"):
+        _azure(tmp_path).build(_encode, [])

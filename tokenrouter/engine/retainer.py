@@ -1,0 +1,216 @@
+"""Applies a retention policy: watches attention, asks the policy at a request's own positions, frees slots at once.
+
+N entries of one request in one layer group, G layer groups.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokenrouter.engine.step import IntArray
+from tokenrouter.features.draws import DRAW_LEVELS, draw_levels
+from tokenrouter.kvcache import KVArena, KVPool
+from tokenrouter.kvcache.retention import (
+    CLASSES,
+    Entries,
+    EntryStatistics,
+    RetentionOptions,
+    RouteClass,
+)
+from tokenrouter.models import Observation
+from tokenrouter.scheduler import UNDECIDED, Chunk, Request
+from tokenrouter.scheduler.request import NEVER
+from tokenrouter.types import RouteTable
+
+_PROTECT = CLASSES.index("protect")
+
+
+class Retired(NamedTuple):
+    """What one step brought: times that the policy was asked (per request and group), and entries that it evicted."""
+
+    num_decisions: int
+    evicted_entries: int
+
+
+class Retainer:
+    """Between two steps it decides which entries of the requests that came to a decision point are kept.
+
+    Args:
+        options: the policy and its schedule.
+        pool: evicts from its tables.
+        arena: keys are read where the policy needs their norm.
+        layer_groups: per layer the number of its group.
+        table: of the routes as they run, for the classes.
+    """
+
+    def __init__(
+        self,
+        options: RetentionOptions,
+        pool: KVPool,
+        arena: KVArena,
+        layer_groups: Sequence[int],
+        table: RouteTable,
+    ) -> None:
+        self.options = options
+        self._policy = options.policy
+        self._pool = pool
+        self._arena = arena
+        self._layers = options.observed_layers(len(layer_groups))
+        self._groups = [
+            [layer for layer, of in enumerate(layer_groups) if of == group]
+            for group in range(max(layer_groups) + 1)
+        ]
+        self._watches = "attention" in self._policy.needs
+        if self._watches:
+            self._refuse_blind_groups()
+        self._class_of_route = torch.tensor(_classes(options, table))
+        self._parts: list[tuple[list[Chunk], Observation | None]] = []
+        self._statistics: WeakKeyDictionary[Request, list[EntryStatistics]] = WeakKeyDictionary()
+
+    def start_step(self) -> None:
+        """Forgets what the last step's forwards reported."""
+        self._parts = []
+
+    def observe(self, chunks: Sequence[Chunk]) -> Observation | None:
+        """What a forward of ``chunks`` reports: queries in the window before a request's next decision."""
+        observation = None
+        if self._watches:
+            counts_B = torch.tensor([self._num_observed(chunk) for chunk in chunks])
+            if bool(counts_B.any()):
+                observation = Observation(num_observed=dict.fromkeys(self._layers, counts_B))
+        self._parts.append((list(chunks), observation))
+        return observation
+
+    def retire(self) -> Retired:
+        """After the step's forwards: takes their reports, and evicts where a request has come to a decision."""
+        freed: list[int] = []
+        for chunks, observation in self._parts:
+            for chunk in chunks:
+                if chunk.start == 0:
+                    self._start(chunk.request)
+            if observation is not None:
+                self._take(chunks, observation)
+            for chunk in chunks:
+                stop = chunk.start + chunk.length
+                if stop % self.options.interval == 0 and not chunk.request.finished:
+                    freed += self._decide(chunk.request, stop)
+        self._parts = []
+        return Retired(num_decisions=len(freed), evicted_entries=sum(freed))
+
+    def _refuse_blind_groups(self) -> None:
+        for group, layers in enumerate(self._groups):
+            if not set(layers) & set(self._layers):
+                raise ValueError(
+                    f"layers={list(self._layers)} observes no layer of group {group}, whose entries "
+                    f"{self._policy.name} would judge: name one of {layers}"
+                )
+
+    def _start(self, request: Request) -> None:
+        """Of a new request, and of one that is computed again."""
+        self._statistics[request] = [EntryStatistics() for _ in self._groups]
+        shape = len(self._groups), request.max_total
+        request.evicted_at_GN = np.full(shape, NEVER, np.int32)
+
+    def _num_observed(self, chunk: Chunk) -> int:
+        """Its last queries that lie in the window; a chunk never crosses a decision."""
+        stop = chunk.start + chunk.length
+        interval = self.options.interval
+        decision = -(-stop // interval) * interval
+        return max(0, stop - max(chunk.start, decision - self.options.window))
+
+    def _take(self, chunks: Sequence[Chunk], observation: Observation) -> None:
+        counts = [self._num_observed(chunk) for chunk in chunks]
+        for group, received in observation.received.items():
+            num_layers = len(set(self._groups[group]) & set(self._layers))
+            positions = [self._positions(chunk, group) for chunk in chunks]
+            parts = received.split([len(positions_N) for positions_N in positions])
+            for chunk, count, positions_N, sum_N in zip(
+                chunks, counts, positions, parts, strict=True
+            ):
+                if count:
+                    stop = chunk.start + chunk.length
+                    statistics = self._statistics[chunk.request][group]
+                    statistics.add(sum_N / num_layers, positions_N, stop - count, stop)
+
+    def _positions(self, chunk: Chunk, group: int) -> Tensor:
+        """Of the entries that were visible to the chunk's last query."""
+        table, row = self._pool.tables[group], chunk.request.row
+        unseen = int(table.num_seen_R[row]) - chunk.start - chunk.length
+        num_entries = int(table.num_kept_R[row]) - unseen
+        return torch.from_numpy(table.positions_RN[row, :num_entries])
+
+    def _decide(self, request: Request, num_seen: int) -> list[int]:
+        """Per layer group, how many entries were freed."""
+        freed = [0] * len(self._groups)
+        for group in range(len(self._groups)):
+            entries = self._entries(request, num_seen, group)
+            guarded_N = self._guarded(entries)
+            is_kept_N = self._policy.keep(entries, guarded_N) | guarded_N
+            if bool(is_kept_N.all()):
+                continue
+            gone_N = entries.positions_N[~is_kept_N].numpy()
+            assert request.evicted_at_GN is not None
+            request.evicted_at_GN[group, gone_N] = num_seen
+            if self._watches:
+                self._statistics[request][group].keep(is_kept_N)
+            freed[group] = self._pool.evict(request.row, group, is_kept_N.numpy())
+        return freed
+
+    def _entries(self, request: Request, num_seen: int, group: int) -> Entries:
+        table, needs = self._pool.tables[group], self._policy.needs
+        kept = int(table.num_kept_R[request.row])
+        positions_N = torch.from_numpy(table.positions_RN[request.row, :kept].copy())
+        nothing = torch.empty(0)
+        last_N = mean_N = key_norm_N = draw_N = nothing
+        if self._watches:
+            last_N, mean_N = self._statistics[request][group].close_window(kept)
+        if "key_norm" in needs:
+            key_norm_N = self._key_norms(table.slots_RN[request.row, :kept], group)
+        if "draws" in needs:
+            hashes_N = torch.from_numpy(request.history.prefix_hash)[positions_N]
+            seed = getattr(self._policy, "seed", 0)
+            draw_N = draw_levels(hashes_N, seed) / DRAW_LEVELS
+        requested_N = torch.from_numpy(request.requested_N)[positions_N].long()
+        assert bool((requested_N != UNDECIDED).all()), "an entry of a token without a route"
+        return Entries(
+            positions_N=positions_N,
+            num_seen=num_seen,
+            last_N=last_N,
+            mean_N=mean_N,
+            key_norm_N=key_norm_N,
+            draw_N=draw_N,
+            class_N=self._class_of_route[requested_N],
+        )
+
+    def _guarded(self, entries: Entries) -> Tensor:
+        """Sinks, the recent window and protected tokens."""
+        options, positions_N = self.options, entries.positions_N
+        is_edge_N = (positions_N < options.sinks) | (
+            positions_N >= entries.num_seen - options.recent
+        )
+        return is_edge_N | (entries.class_N == _PROTECT)
+
+    def _key_norms(self, slots_N: IntArray, group: int) -> Tensor:
+        """L2 norm of each entry's keys, mean over key heads and the group's layers."""
+        index_N = torch.from_numpy(slots_N)
+        total_N = torch.zeros(len(index_N))
+        for layer in self._groups[group]:
+            kv_SPD = self._arena.layers[layer]
+            keys_NGD = kv_SPD[index_N, : kv_SPD.shape[1] // 2].float()
+            total_N += keys_NGD.norm(dim=-1).mean(-1)
+        return total_N / len(self._groups[group])
+
+
+def _classes(options: RetentionOptions, table: RouteTable) -> list[int]:
+    """Per route the index of its retention class; the policy ``route`` may name others."""
+    asked = dict(options.policy.classes) if isinstance(options.policy, RouteClass) else {}
+    unknown = [name for name in asked if name not in table.names]
+    if unknown and not set(asked) & set(table.names):
+        raise ValueError(
+            f"classes names the routes {', '.join(asked)}, and the router has {', '.join(table.names)}"
+        )
+    return [CLASSES.index(asked.get(route.name, route.retention)) for route in table.routes]

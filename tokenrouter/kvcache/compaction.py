@@ -1,0 +1,64 @@
+"""Gives memory back: entries move together, and the pages behind them return to the system.
+
+Freed slots alone free no memory: entries that stay lie scattered over all pages. S slots, P planes, D head size.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from tokenrouter.kernels import huge_pages
+from tokenrouter.kvcache.arena import KVArena
+from tokenrouter.kvcache.pool import KVPool
+
+MIN_SLOTS = 1024  # fewer are not worth a move
+MIN_FREE_FRAC = 0.5  # of the slots in use since the last move
+
+
+class Compactor:
+    """Moves every layer group's entries to its first slots and gives the memory of the others back.
+
+    Args:
+        pool: its tables get the new slots.
+        arena: the entries move in it.
+        layer_groups: per layer the number of its group.
+    """
+
+    def __init__(self, pool: KVPool, arena: KVArena, layer_groups: Sequence[int]) -> None:
+        self._pool = pool
+        self._arena = arena
+        self._groups = layer_groups
+
+    @property
+    def is_due(self) -> bool:
+        """Whether in some group half of the touched slots, and a thousand, are free: a move is paid for then.
+
+        It copies what is live, which is at most what was freed since the last one.
+        """
+        return any(
+            table.num_touched - table.live >= max(MIN_SLOTS, MIN_FREE_FRAC * table.num_touched)
+            for table in self._pool.tables
+        )
+
+    def compact(self) -> int:
+        """Moves and gives back; between two steps only. Entries keep rows, order and positions.
+
+        Returns:
+            Slots whose memory was given back, mean over the layers; 0 where the system does not take it.
+        """
+        given_back = 0
+        for group, table in enumerate(self._pool.tables):
+            num_touched = table.num_touched
+            before = torch.from_numpy(table.close_ranks())
+            layers = [layer for layer, of in enumerate(self._groups) if of == group]
+            worked = [_move(self._arena.layers[layer], before) for layer in layers]
+            given_back += all(worked) * (num_touched - table.num_touched) * len(layers)
+        return given_back // len(self._groups)
+
+
+def _move(kv_SPD: torch.Tensor, before: torch.Tensor) -> bool:
+    """Row ``before[i]`` to row i; the rows behind, but the last (the null slot), are given back."""
+    count = len(before)
+    if count:
+        kv_SPD[:count] = kv_SPD[before]
+    return huge_pages.give_back(kv_SPD[count:-1]) > 0

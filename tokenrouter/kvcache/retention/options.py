@@ -1,0 +1,63 @@
+"""When a policy acts, what it sees, and what it may never evict."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenrouter.kvcache.retention.base import RetentionPolicy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetentionOptions:
+    """A retention policy and its schedule, in the request's own positions.
+
+    The policy acts when a request has ``interval``, 2 ``interval``, ... tokens; chunks end there. Attention is observed
+    from the last ``window`` queries before each of these points, in prefill and in decode alike, so that a recompute
+    sees what the first run saw.
+
+    Attributes:
+        policy: what is evicted.
+        interval: tokens from one decision to the next, at least 1; also the largest prefill chunk.
+        window: observed queries, 1 to ``interval``.
+        layers: how many layers are observed, evenly spread, or which; more cost more in prefill.
+        sinks: first tokens that are never evicted.
+        recent: last tokens that are never evicted, at least 1.
+
+    Raises:
+        ValueError: an option out of its range.
+    """
+
+    policy: RetentionPolicy
+    interval: int = 128
+    window: int = 32
+    layers: int | Sequence[int] = 4
+    sinks: int = 4
+    recent: int = 32
+
+    def __post_init__(self) -> None:
+        for name, least in (("interval", 1), ("window", 1), ("sinks", 0), ("recent", 1)):
+            if (value := getattr(self, name)) < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        if self.window > self.interval:
+            raise ValueError(
+                f"window={self.window} must be at most interval={self.interval}: it ends where the policy acts"
+            )
+        if isinstance(self.layers, int) and self.layers < 1:
+            raise ValueError(f"layers={self.layers}: at least one layer must be observed")
+
+    def observed_layers(self, num_layers: int) -> tuple[int, ...]:
+        """The layers whose attention counts; raises ValueError when one does not exist."""
+        if isinstance(self.layers, int):
+            count = min(self.layers, num_layers)
+            return tuple((2 * i + 1) * num_layers // (2 * count) for i in range(count))
+        wrong = [layer for layer in self.layers if not 0 <= layer < num_layers]
+        if wrong or not self.layers or len(set(self.layers)) != len(self.layers):
+            raise ValueError(
+                f"layers={list(self.layers)} must name different layers of 0 to {num_layers - 1}"
+            )
+        return tuple(self.layers)
+
+    def max_live(self, num_tokens: int) -> int:
+        """Most slots that a request of ``num_tokens`` tokens holds at once: for admission."""
+        decided = (num_tokens - 1) // self.interval * self.interval
+        kept = self.policy.max_kept(decided) + self.sinks + self.recent
+        return min(num_tokens, kept + self.interval)

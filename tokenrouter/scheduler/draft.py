@@ -1,0 +1,51 @@
+"""A plan in the making."""
+
+from tokenrouter.scheduler.base import Chunk, StepPlan
+from tokenrouter.scheduler.limits import SchedulerLimits
+from tokenrouter.scheduler.request import Request
+
+
+class Draft:
+    """The chunks chosen so far, and what is left of a step's budgets.
+
+    Attributes:
+        lengths: tokens per request, in the order in which they were chosen.
+        preempted: requests that lost their slots.
+    """
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.lengths: dict[Request, int] = {}
+        self.preempted: list[Request] = []
+        self._most = limits.max_num_batched_tokens
+        self._most_of_phase = {
+            True: limits.max_decode_tokens or self._most,
+            False: limits.max_prefill_tokens or self._most,
+        }
+        self._used = {True: 0, False: 0}
+
+    def left(self, *, decoding: bool) -> int:
+        """Tokens of a phase that still fit."""
+        left = self._most - sum(self._used.values())
+        return min(left, self._most_of_phase[decoding] - self._used[decoding])
+
+    def ran(self, *, decoding: bool) -> bool:
+        """Whether any token of a phase was chosen."""
+        return self._used[decoding] > 0
+
+    def take(self, request: Request, length: int) -> None:
+        """Chooses the request's next ``length`` tokens."""
+        self.lengths[request] = length
+        self._used[request.decoding] += length
+
+    def drop(self, request: Request) -> None:
+        """Gives back what was chosen of a request that is about to be preempted."""
+        self._used[request.decoding] -= self.lengths.pop(request, 0)
+        self.preempted.append(request)
+
+    def plan(self) -> StepPlan:
+        """The plan as it stands."""
+        chunks = tuple(
+            Chunk(request=request, start=request.num_computed, length=length)
+            for request, length in self.lengths.items()
+        )
+        return StepPlan(chunks=chunks, preempted=tuple(self.preempted))

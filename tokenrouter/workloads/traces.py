@@ -1,0 +1,67 @@
+"""Recorded traces in the folder of local data sets."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenrouter.workloads.text import DATA_DIR_HELP
+from tokenrouter.workloads.timed import Shape, TimedWorkload
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceWorkload(TimedWorkload):
+    """Lengths and arrival times of a recorded trace; prompts are cut from the text of the run.
+
+    Args:
+        data_dir: the folder of local data sets; None where it was not set.
+        file: the trace in it.
+        start: so many requests of the trace are skipped.
+
+    Raises:
+        ValueError: ``start`` is negative; and as TimedWorkload.
+    """
+
+    data_dir: str | None
+    file: str
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.start < 0:
+            raise ValueError(f"workload.start must be at least 0, got {self.start}")
+
+    def check(self) -> None:
+        """See Workload."""
+        self._path()
+
+    def shapes(self) -> list[Shape]:
+        """See TimedWorkload."""
+        path = self._path()
+        try:
+            found = self._read(path)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path} is not a trace of {type(self).__name__} ({error!r}): check workload.file"
+            ) from error
+        found.sort(key=lambda shape: shape.arrival_s)
+        stop = self.start + self.num_requests
+        if stop > len(found):
+            raise ValueError(
+                f"workload.start={self.start} and workload.num_requests={self.num_requests} need a "
+                f"trace of {stop} requests, and {path.name} has {len(found)}: lower one of them"
+            )
+        return found[self.start : stop]
+
+    @abstractmethod
+    def _read(self, path: Path) -> list[Shape]:
+        """Every request of the trace; KeyError, TypeError or ValueError where it has another format."""
+
+    def _path(self) -> Path:
+        if not self.data_dir:
+            raise ValueError(
+                f"the trace {self.file} needs a folder of local data sets: {DATA_DIR_HELP}"
+            )
+        path = Path(self.data_dir).expanduser() / self.file
+        if not path.is_file():
+            raise ValueError(f"no trace {path}; {DATA_DIR_HELP}")
+        return path
