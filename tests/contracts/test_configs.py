@@ -81,14 +81,18 @@ def test_every_scheduler_reaches_the_engine_key_by_key(name: str) -> None:
 def test_every_retention_policy_reaches_the_engine(name: str) -> None:
     """A policy called otherwise than its file, or an option that its config leaves out of sight."""
     cfg = _compose(f"kvcache={name}")
-    retention = build.engine_options(cfg).retention
-    if name == "full":
-        assert retention is None
+    options = build.engine_options(cfg)
+    assert options.kv_cache_dtype == cfg.kvcache.dtype
+    retention = options.retention
+    if cfg.kvcache.retention is None:
+        assert retention is None and name in ("full", "int8")
         return
     assert retention is not None and retention.policy.name == name
     policy, options = dict(cfg.kvcache.retention.policy), dict(cfg.kvcache.retention)
     assert set(policy) - {"_target_"} == {
-        f.name for f in fields(retention.policy) if f.init  # type: ignore[arg-type]
+        f.name
+        for f in fields(retention.policy)
+        if f.init  # type: ignore[arg-type]
     }
     assert set(options) - {"_target_", "_convert_", "policy"} | {"policy"} == {
         f.name for f in fields(RetentionOptions)
@@ -102,12 +106,6 @@ def test_the_default_config_is_the_librarys_default() -> None:
 @pytest.mark.parametrize("name", _choices("data"))
 def test_every_text_has_a_name(name: str) -> None:
     assert instantiate(_compose(f"data={name}").data).name == name
-
-
-@pytest.mark.parametrize("name", _choices("workload"))
-def test_every_workload_builds_requests(name: str) -> None:
-    workload = instantiate(_compose(f"workload={name}").workload)
-    assert workload.requests(lambda text: list(text.encode()), range(5000))
 
 
 @pytest.mark.parametrize("name", _choices("evaluation"))

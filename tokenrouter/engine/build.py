@@ -109,25 +109,32 @@ def _layer_groups(num_layers: int) -> tuple[int, ...]:
 def _memory(
     model: LoadedModel, options: EngineOptions, *, num_groups: int
 ) -> tuple[KVPool, KVArena]:
-    config = model.config
-    slot_bytes = config.num_layers * config.kv_planes * config.head_dim * model.dtype.itemsize
+    """Pool and arena. New tokens are full or int8; entries may be converted where the retention policy says so."""
+    config, retention = model.config, options.retention
+    is_int8 = options.kv_cache_dtype == "int8"
+    item_bytes = 1 + 4 / config.head_dim if is_int8 else model.dtype.itemsize
+    slot_bytes = config.num_layers * config.kv_planes * config.head_dim * item_bytes
     wanted = options.max_num_seqs * config.max_model_len
     num_slots = options.num_kv_slots or max(
-        min(wanted, DEFAULT_KV_BYTES // slot_bytes), config.max_model_len
+        min(wanted, int(DEFAULT_KV_BYTES / slot_bytes)), config.max_model_len
     )
+    num_converted = num_slots if retention is not None and retention.compress else 0
     pool = KVPool(
         num_slots=num_slots,
         max_rows=options.max_num_seqs,
         max_len=config.max_model_len,
         num_groups=num_groups,
-        slots_for=options.retention.max_live if options.retention else None,
+        slots_for=retention.max_live if retention else None,
+        first_slot=1 if is_int8 else 0,
+        num_int8=num_converted,
     )
     arena = KVArena(
         num_layers=config.num_layers,
-        num_slots=num_slots,
+        num_slots=0 if is_int8 else num_slots,
         kv_planes=config.kv_planes,
         head_dim=config.head_dim,
         dtype=model.dtype,
+        num_int8=num_slots if is_int8 else num_converted,
     )
     return pool, arena
 

@@ -53,7 +53,7 @@ class LLMEngine:
             run none of those in place of one that it lacks an executor for. ``stats`` and outputs index it.
         scheduler, pool: the requests, and the KV slots they hold.
         stats: counters since their last reset.
-        kv_bytes_per_slot: of one token, keys and values of all layers.
+        kv_bytes_per_slot: of one token as it is first stored, keys and values of all layers.
     """
 
     def __init__(self, parts: EngineParts) -> None:
@@ -63,7 +63,10 @@ class LLMEngine:
         self.scheduler = parts.scheduler
         self.pool = parts.pool
         self.stats = parts.stats
-        self.kv_bytes_per_slot = parts.arena.bytes_per_slot
+        is_int8 = parts.arena.null_slot == 0
+        self.kv_bytes_per_slot = (
+            parts.arena.int8_bytes_per_slot if is_int8 else parts.arena.bytes_per_slot
+        )
 
     def step(self) -> list[RequestOutput]:
         """Runs one step; returns the outputs that changed.
@@ -77,6 +80,7 @@ class LLMEngine:
         if not plan.chunks:
             return parts.live.take_changed()
         step, live_slots = pack(plan), self.pool.live
+        self._note_live_bytes()
         scheduled = time.perf_counter()
 
         decision = parts.decider.decide(step)
@@ -224,6 +228,12 @@ class LLMEngine:
                 self.stats.reused_tokens += chunk.request.computed_up_to(stop)
         for c in work.deferred:
             step.chunks[c].request.waited_steps += 1
+
+    def _note_live_bytes(self) -> None:
+        """With the step's new slots and before anything is evicted: the most that it holds."""
+        live_bytes = self.pool.live * self.kv_bytes_per_slot
+        live_bytes += self.pool.converted * self._parts.arena.int8_bytes_per_slot
+        self.stats.peak_live_bytes = max(self.stats.peak_live_bytes, live_bytes)
 
     def _give_memory_back(self) -> None:
         self.stats.peak_touched_slots = max(self.stats.peak_touched_slots, self.pool.num_touched)

@@ -1,13 +1,15 @@
 """The options of an engine, checked before a model is loaded."""
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 from tokenrouter.engine.dispatcher import DispatchMode
 from tokenrouter.engine.observation import ObserveOptions
 from tokenrouter.kvcache.retention import RetentionOptions
 from tokenrouter.scheduler import POLICIES, PhaseOrder, SchedulerLimits
 from tokenrouter.scheduler.limits import check_choice, check_least
+
+KVCacheDtype = Literal["auto", "int8"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +37,7 @@ class EngineOptions:
         seed: of the random stream shared by requests without a seed of their own.
         log_decisions: keep every decision for decisions.parquet.
         observe: attention statistics, which ``LLMEngine.attention_received`` hands out; None: none are taken.
+        kv_cache_dtype: auto (the model's), or int8 with a scale per token and head, from the first write on.
         retention: which KV entries are kept; None: all, until their request ends. Not together with ``observe``.
 
     Raises:
@@ -59,16 +62,23 @@ class EngineOptions:
     seed: int = 0
     log_decisions: bool = False
     observe: ObserveOptions | None = None
+    kv_cache_dtype: KVCacheDtype = "auto"
     retention: RetentionOptions | None = None
 
     def __post_init__(self) -> None:
         check_choice(self, "scheduler", tuple(POLICIES))
         check_choice(self, "dispatch", get_args(DispatchMode))
+        check_choice(self, "kv_cache_dtype", get_args(KVCacheDtype))
         lowest = {"num_kv_slots": 1, "static_batch_size": 1, "min_batch": 1, "max_wait_steps": 0}
         check_least(self, lowest)
         if self.observe is not None and self.retention is not None:
             raise ValueError(
                 "observe and retention watch attention at different positions: set one of them to None"
+            )
+        if self.kv_cache_dtype == "int8" and self.retention is not None and self.retention.compress:
+            raise ValueError(
+                "retention.compress has no effect with kv_cache_dtype=int8, where every entry is int8 already: set "
+                "one of them"
             )
         limits = self.limits
         if self.static_batch_size is not None and self.static_batch_size > limits.max_num_seqs:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tokenrouter.engine.step import IntArray
 from tokenrouter.features.draws import DRAW_LEVELS, draw_levels
+from tokenrouter.kernels.attention.reference import gather
 from tokenrouter.kvcache import KVArena, KVPool
 from tokenrouter.kvcache.retention import (
     CLASSES,
@@ -26,7 +27,7 @@ from tokenrouter.scheduler import UNDECIDED, Chunk, Request
 from tokenrouter.scheduler.request import NEVER
 from tokenrouter.types import RouteTable
 
-_PROTECT = CLASSES.index("protect")
+_PROTECT, _COMPRESS = CLASSES.index("protect"), CLASSES.index("compress")
 
 
 class Retired(NamedTuple):
@@ -150,6 +151,8 @@ class Retainer:
             entries = self._entries(request, num_seen, group)
             guarded_N = self._guarded(entries)
             is_kept_N = self._policy.keep(entries, guarded_N) | guarded_N
+            if self.options.compress is not None:
+                self._compress(request, group, entries, is_kept_N & ~guarded_N)
             if bool(is_kept_N.all()):
                 continue
             gone_N = entries.positions_N[~is_kept_N].numpy()
@@ -159,6 +162,14 @@ class Retainer:
                 self._statistics[request][group].keep(is_kept_N)
             freed[group] = self._pool.evict(request.row, group, is_kept_N.numpy())
         return freed
+
+    def _compress(self, request: Request, group: int, entries: Entries, may_be_N: Tensor) -> None:
+        if self.options.compress == "class":
+            may_be_N = may_be_N & (entries.class_N == _COMPRESS)
+        moves = self._pool.tables[group].convert(request.row, may_be_N.numpy())
+        if len(moves.after_N):
+            for layer in self._groups[group]:
+                self._arena.to_int8(layer, moves)
 
     def _entries(self, request: Request, num_seen: int, group: int) -> Entries:
         table, needs = self._pool.tables[group], self._policy.needs
@@ -199,8 +210,9 @@ class Retainer:
         index_N = torch.from_numpy(slots_N)
         total_N = torch.zeros(len(index_N))
         for layer in self._groups[group]:
-            kv_SPD = self._arena.layers[layer]
-            keys_NGD = kv_SPD[index_N, : kv_SPD.shape[1] // 2].float()
+            int8 = self._arena.int8[layer] if self._arena.int8 else None
+            entries_NPD = gather(self._arena.layers[layer], int8, index_N)
+            keys_NGD = entries_NPD[:, : entries_NPD.shape[1] // 2].float()
             total_N += keys_NGD.norm(dim=-1).mean(-1)
         return total_N / len(self._groups[group])
 

@@ -76,7 +76,12 @@ class Runner:
             if self._watcher is not None:
                 observation = self._watcher.observe([step.chunks[c] for c in chunks])
             hidden_TE = self._decoder.forward(
-                forward, self._executors, self._arena.layers, result.times, observation
+                forward,
+                self._executors,
+                self._arena.layers,
+                result.times,
+                observation,
+                self._arena.int8,
             )
             offset = 0
             for c in chunks:

@@ -30,6 +30,7 @@ class EngineStats:
         reused_tokens: tokens that ran again on the route they had (recompute after preemption).
         num_rejected: requests refused because the queue was full.
         peak_live_slots: most KV slots in use at once.
+        peak_live_bytes: most bytes of KV entries at once, full and int8.
         peak_touched_slots: most KV slots whose memory was in use at once, free ones among them.
         num_compactions: times that entries moved together and the memory behind them was given back.
         retention_decisions: times that the retention policy was asked, per request and layer group.
@@ -50,6 +51,7 @@ class EngineStats:
     num_preemptions: int = 0
     num_rejected: int = 0
     peak_live_slots: int = 0
+    peak_live_bytes: int = 0
     peak_touched_slots: int = 0
     num_compactions: int = 0
     retention_decisions: int = 0

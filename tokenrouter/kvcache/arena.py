@@ -6,18 +6,33 @@ L layers, S slots and one null slot, P planes (key heads, then value heads), D h
 import torch
 from torch import Tensor
 
-from tokenrouter.kernels import huge_pages
+from tokenrouter.kernels import Int8Entries, huge_pages
+from tokenrouter.kernels.rope_store_kv.reference import store_int8
+from tokenrouter.kvcache.table import Moves
 
 
 class KVArena:
-    """Keys and values of all layers, one row per slot, over one reserved range.
+    """Keys and values of all layers, one row per slot, over one reserved range per form.
 
-    On the CPU the range is reserved, not touched: a page costs memory when the first token is written to it. The row
-    after the last slot is the null slot: zero, and never written, for padding.
+    Full entries have slots 0 to S - 1. Slot S is the null slot: zero, and never written, for padding. Entries in int8,
+    with a scale per token and plane, have the slots from S + 1 on.
+
+    On the CPU a range is reserved, not touched: a page costs memory when the first token is written to it.
+
+    Attributes:
+        layers: full entries of each layer, the null slot last: ``[S + 1, P, D]``.
+        int8: entries in int8 of each layer; None where there are none.
     """
 
     def __init__(
-        self, *, num_layers: int, num_slots: int, kv_planes: int, head_dim: int, dtype: torch.dtype
+        self,
+        *,
+        num_layers: int,
+        num_slots: int,
+        kv_planes: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        num_int8: int = 0,
     ) -> None:
         self.kv_LSPD: Tensor = torch.empty(
             num_layers, num_slots + 1, kv_planes, head_dim, dtype=dtype
@@ -25,6 +40,13 @@ class KVArena:
         huge_pages.prefer(self.kv_LSPD)
         self.kv_LSPD[:, -1].zero_()
         self.layers: tuple[Tensor, ...] = self.kv_LSPD.unbind()
+        self.int8: tuple[Int8Entries, ...] | None = None
+        self._int8_bytes = kv_planes * (head_dim + 4) * num_layers
+        if num_int8:
+            q_LSPD = torch.empty(num_layers, num_int8, kv_planes, head_dim, dtype=torch.int8)
+            scale_LSP = torch.empty(num_layers, num_int8, kv_planes)
+            huge_pages.prefer(q_LSPD)
+            self.int8 = tuple(map(Int8Entries, q_LSPD.unbind(), scale_LSP.unbind()))
 
     @property
     def null_slot(self) -> int:
@@ -32,6 +54,46 @@ class KVArena:
         return self.kv_LSPD.shape[1] - 1
 
     @property
+    def num_slots(self) -> int:
+        """Slots of both forms, the null slot included."""
+        return self.null_slot + 1 + (len(self.int8[0].q_SPD) if self.int8 else 0)
+
+    @property
     def bytes_per_slot(self) -> int:
-        """Bytes that one token occupies over all layers."""
+        """Bytes that one token in full precision occupies over all layers."""
         return self.kv_LSPD[:, 0].numel() * self.kv_LSPD.element_size()
+
+    @property
+    def int8_bytes_per_slot(self) -> int:
+        """Bytes that one token in int8 occupies over all layers, scales included."""
+        return self._int8_bytes
+
+    def to_int8(self, layer: int, moves: Moves) -> None:
+        """Quantises full entries of one layer into int8 slots."""
+        assert self.int8 is not None
+        entries_NPD = self.layers[layer][torch.from_numpy(moves.before_N)]
+        slots_N = torch.from_numpy(moves.after_N) - self.null_slot - 1
+        store_int8(entries_NPD, slots_N, self.int8[layer])
+
+    def move(self, layer: int, moves: Moves) -> bool:
+        """Moves entries of one layer within their form, and gives the memory behind the last of each form back.
+
+        Returns:
+            Whether the system took memory.
+        """
+        first_int8 = self.null_slot + 1
+        before, after = torch.from_numpy(moves.before_N), torch.from_numpy(moves.after_N)
+        is_int8 = before >= first_int8
+        parts = [(self.layers[layer][:-1], before[~is_int8], after[~is_int8])]
+        if self.int8 is not None:
+            at = before[is_int8] - first_int8, after[is_int8] - first_int8
+            parts += [(part, *at) for part in self.int8[layer]]
+        gave_back = [_close_ranks(*part) for part in parts]
+        return any(gave_back)
+
+
+def _close_ranks(rows_S: Tensor, before: Tensor, after: Tensor) -> bool:
+    """Row ``before[i]`` to row ``after[i]``; the rows behind the last are given back."""
+    if len(after):
+        rows_S[after] = rows_S[before]
+    return huge_pages.give_back(rows_S[len(after) :]) > 0

@@ -1,13 +1,10 @@
 """Gives memory back: entries move together, and the pages behind them return to the system.
 
-Freed slots alone free no memory: entries that stay lie scattered over all pages. S slots, P planes, D head size.
+Freed slots alone free no memory: entries that stay lie scattered over all pages.
 """
 
 from collections.abc import Sequence
 
-import torch
-
-from tokenrouter.kernels import huge_pages
 from tokenrouter.kvcache.arena import KVArena
 from tokenrouter.kvcache.pool import KVPool
 
@@ -36,7 +33,8 @@ class Compactor:
         It copies what is live, which is at most what was freed since the last one.
         """
         return any(
-            table.num_touched - table.live >= max(MIN_SLOTS, MIN_FREE_FRAC * table.num_touched)
+            table.num_touched - table.live - table.converted
+            >= max(MIN_SLOTS, MIN_FREE_FRAC * table.num_touched)
             for table in self._pool.tables
         )
 
@@ -49,16 +47,8 @@ class Compactor:
         given_back = 0
         for group, table in enumerate(self._pool.tables):
             num_touched = table.num_touched
-            before = torch.from_numpy(table.close_ranks())
+            moves = table.close_ranks()
             layers = [layer for layer, of in enumerate(self._groups) if of == group]
-            worked = [_move(self._arena.layers[layer], before) for layer in layers]
+            worked = [self._arena.move(layer, moves) for layer in layers]
             given_back += all(worked) * (num_touched - table.num_touched) * len(layers)
         return given_back // len(self._groups)
-
-
-def _move(kv_SPD: torch.Tensor, before: torch.Tensor) -> bool:
-    """Row ``before[i]`` to row i; the rows behind, but the last (the null slot), are given back."""
-    count = len(before)
-    if count:
-        kv_SPD[:count] = kv_SPD[before]
-    return huge_pages.give_back(kv_SPD[count:-1]) > 0

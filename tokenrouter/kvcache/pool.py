@@ -37,6 +37,8 @@ class KVPool:
         max_len: int,
         num_groups: int = 1,
         slots_for: Callable[[int], int] | None = None,
+        first_slot: int = 0,
+        num_int8: int = 0,
     ) -> None:
         """Builds an empty pool.
 
@@ -46,6 +48,8 @@ class KVPool:
             max_len: tokens that a request can grow to.
             num_groups: layer groups.
             slots_for: the most slots that a request of so many tokens holds at once, in any group; None: one per token.
+            first_slot: number of the first slot for new tokens; see SlotTable.
+            num_int8: slots behind the null slot, for entries that are converted later.
 
         Raises:
             ValueError: a size below 1.
@@ -60,7 +64,13 @@ class KVPool:
         self.max_len = max_len
         self.slots_for = slots_for or int
         self.tables: tuple[SlotTable, ...] = tuple(
-            SlotTable(num_slots=num_slots, max_rows=max_rows, max_len=max_len)
+            SlotTable(
+                num_slots=num_slots,
+                max_rows=max_rows,
+                max_len=max_len,
+                first_slot=first_slot,
+                num_int8=num_int8,
+            )
             for _ in range(num_groups)
         )
         self._free_rows = list(range(max_rows - 1, -1, -1))
@@ -74,6 +84,11 @@ class KVPool:
     def live(self) -> int:
         """Slots that belong to a request, in the scarcest group."""
         return self._scarcest.live
+
+    @property
+    def converted(self) -> int:
+        """Entries that were converted to int8, in the group with most of them."""
+        return max(table.converted for table in self.tables)
 
     @property
     def cached(self) -> int:

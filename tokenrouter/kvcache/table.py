@@ -7,6 +7,8 @@ it softly: others take those slots only when nothing else is free. A row that ca
 R rows (requests), N tokens of a row, S slots.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,43 +16,68 @@ FREE = -1
 NEXT_RUN = 256  # slots that are kept for a row whose first run is used up
 
 
+class Moves(NamedTuple):
+    """Entries that change their slots: from ``before_N[i]`` to ``after_N[i]``, both int64."""
+
+    before_N: NDArray[np.int64]
+    after_N: NDArray[np.int64]
+
+
 class SlotTable:
     """Slots, original positions and owners of one layer group. ``KVPool`` decides which rows are in use.
+
+    New tokens get slots ``first_slot`` to ``first_slot + num_slots``. The null slot follows, and behind it slots for
+    entries that are converted to int8 later.
 
     Invariant after every call: free + live + cached == num_slots, and a slot belongs to one row at most
     (``check_integrity``).
 
     Attributes:
-        num_slots: slots in total.
+        num_slots: slots for new tokens.
+        first_slot: the first of them: 0, or 1 where the null slot comes before them (a cache that is int8 throughout).
         slots_RN: int64 ``[max_rows, max_len]``; the first ``num_kept_R[row]`` entries are its slots, oldest first.
         positions_RN: int64, original positions of those entries in their request, ascending.
         num_kept_R: int64, entries per row.
         num_seen_R: int64, tokens that got a slot so far, per row; those that were evicted count.
-        free: slots that nobody has.
+        free: slots for new tokens that nobody has.
         cached: slots that belong to the prefix cache: 0 until prefix sharing exists.
-        peak_live: the most slots that were live at once.
+        converted: entries in int8 slots behind the null slot.
+        peak_live: the most slots for new tokens that were live at once.
         num_touched: slots that were ever taken since their memory was last given back: what the arena's pages hold.
         peak_touched: the most of them at once.
     """
 
-    def __init__(self, *, num_slots: int, max_rows: int, max_len: int) -> None:
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        max_rows: int,
+        max_len: int,
+        first_slot: int = 0,
+        num_int8: int = 0,
+    ) -> None:
         self.num_slots = num_slots
+        self.first_slot = first_slot
         self.slots_RN: NDArray[np.int64] = np.zeros((max_rows, max_len), np.int64)
         self.positions_RN: NDArray[np.int64] = np.zeros((max_rows, max_len), np.int64)
         self.num_kept_R: NDArray[np.int64] = np.zeros(max_rows, np.int64)
         self.num_seen_R: NDArray[np.int64] = np.zeros(max_rows, np.int64)
-        self._owner_S: NDArray[np.int32] = np.full(num_slots, FREE, np.int32)
-        self._promised_S: NDArray[np.int32] = np.full(num_slots, FREE, np.int32)
+        self._end = first_slot + num_slots
+        self._first_int8 = self._end + 1
+        size = self._first_int8 + num_int8
+        self._owner_S: NDArray[np.int32] = np.full(size, FREE, np.int32)
+        self._promised_S: NDArray[np.int32] = np.full(size, FREE, np.int32)
+        self._touched_S: NDArray[np.bool_] = np.zeros(size, np.bool_)
         self.free = num_slots
         self.cached = 0
+        self.converted = 0
         self.peak_live = 0
-        self._touched_S: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.num_touched = 0
         self.peak_touched = 0
 
     @property
     def live(self) -> int:
-        """Slots that belong to a row."""
+        """Slots for new tokens that belong to a row."""
         return self.num_slots - self.free - self.cached
 
     def promise(self, row: int, expected_len: int) -> None:
@@ -63,12 +90,13 @@ class SlotTable:
 
     def _mark(self, row: int, wanted: int) -> None:
         """Promises the first open run of ``wanted`` slots, if there is one."""
-        open_S = (self._owner_S == FREE) & (self._promised_S == FREE)
+        new = slice(self.first_slot, self._end)
+        open_S = (self._owner_S[new] == FREE) & (self._promised_S[new] == FREE)
         edges = np.flatnonzero(np.diff(open_S, prepend=False, append=False))
         starts, ends = edges[::2], edges[1::2]
         fits = np.flatnonzero(ends - starts >= wanted)
         if len(fits):
-            start = int(starts[fits[0]])
+            start = self.first_slot + int(starts[fits[0]])
             self._promised_S[start : start + wanted] = row
 
     def fits(self, row: int, length: int) -> bool:
@@ -84,9 +112,7 @@ class SlotTable:
         found = self._take(row, kept, wanted)
         self.slots_RN[row, kept : kept + wanted] = found
         self.positions_RN[row, kept : kept + wanted] = np.arange(seen, length)
-        self._owner_S[found] = row
-        self.num_touched += wanted - int(self._touched_S[found].sum())
-        self._touched_S[found] = True
+        self._own(row, found)
         self._count(row, wanted)
 
     def evict(self, row: int, is_kept_N: NDArray[np.bool_]) -> int:
@@ -102,41 +128,61 @@ class SlotTable:
         kept = int(self.num_kept_R[row])
         assert is_kept_N.shape == (kept,), "one answer per entry"
         left = int(is_kept_N.sum())
-        self._owner_S[self.slots_RN[row, :kept][~is_kept_N]] = FREE
+        self._disown(self.slots_RN[row, :kept][~is_kept_N])
         for entries_RN in (self.slots_RN, self.positions_RN):
             entries_RN[row, :left] = entries_RN[row, :kept][is_kept_N]
         self.num_kept_R[row] = left
-        self.free += kept - left
         return kept - left
 
-    def close_ranks(self) -> NDArray[np.int64]:
-        """Moves all entries to the first slots, row by row, so that the others' memory can be given back.
+    def convert(self, row: int, is_chosen_N: NDArray[np.bool_]) -> Moves:
+        """Moves chosen entries of a row to int8 slots, as many as there are free ones; those that are there stay.
 
-        Promises lapse. The caller moves what the slots hold.
+        Args:
+            row: in use.
+            is_chosen_N: one per entry.
 
         Returns:
-            int64: entry i was in slot ``[i]`` and is now in slot i; slots from its length on are untouched.
+            What the caller must quantise and move.
         """
-        rows = np.flatnonzero(self.num_kept_R)
-        held = [self.slots_RN[row, : self.num_kept_R[row]] for row in rows]
-        before = np.concatenate([*held, np.zeros(0, np.int64)])
+        slots_N = self.slots_RN[row, : self.num_kept_R[row]]
+        chosen = np.flatnonzero(is_chosen_N & (slots_N < self._first_int8))
+        free = np.flatnonzero(self._owner_S[self._first_int8 :] == FREE)[: len(chosen)]
+        after, chosen = self._first_int8 + free, chosen[: len(free)]
+        before = slots_N[chosen].copy()
+        self._disown(before)
+        self._own(row, after)
+        self.converted += len(after)
+        slots_N[chosen] = after
+        return Moves(before, after)
+
+    def close_ranks(self) -> Moves:
+        """Moves all entries to the first slots of their form, row by row, so that other memory can be given back.
+
+        Promises lapse. The caller moves what the slots hold; those behind the moved ones are untouched.
+        """
+        rows = np.repeat(np.arange(len(self.num_kept_R)), self.num_kept_R)
+        held = [self.slots_RN[row, :kept] for row, kept in enumerate(self.num_kept_R)]
+        before = np.concatenate(held)
+        is_int8 = before >= self._first_int8
+        after = np.where(
+            is_int8,
+            self._first_int8 + np.cumsum(is_int8) - 1,
+            self.first_slot + np.cumsum(~is_int8) - 1,
+        )
         self._owner_S[:] = FREE
         self._promised_S[:] = FREE
-        stop = 0
-        for row, slots_N in zip(rows, held, strict=True):
-            start, stop = stop, stop + len(slots_N)
-            slots_N[:] = np.arange(start, stop)
-            self._owner_S[start:stop] = row
         self._touched_S[:] = False
-        self._touched_S[:stop] = True
-        self.num_touched = stop
-        return before
+        self.num_touched = 0
+        self._own(rows, after)
+        for slots_N, moved in zip(
+            held, np.split(after, np.cumsum(self.num_kept_R)[:-1]), strict=True
+        ):
+            slots_N[:] = moved
+        return Moves(before, after)
 
     def release(self, row: int) -> None:
         """Frees the row's slots at once, and what was promised to it."""
-        slots_N = self.slots_RN[row, : self.num_kept_R[row]]
-        self._owner_S[slots_N] = FREE
-        self.free += len(slots_N)
+        self._disown(self.slots_RN[row, : self.num_kept_R[row]])
         self._promised_S[self._promised_S == row] = FREE
         self.num_kept_R[row] = self.num_seen_R[row] = 0
 
@@ -145,11 +191,14 @@ class SlotTable:
         used = [self.slots_RN[row, :kept] for row, kept in enumerate(self.num_kept_R)]
         all_used = np.concatenate(used)
         assert len(np.unique(all_used)) == len(all_used), "a slot belongs to two requests"
-        assert len(all_used) == self.live, "live slots and slot tables disagree"
+        num_converted = int((all_used >= self._first_int8).sum())
+        assert num_converted == self.converted, "int8 entries miscounted"
+        assert len(all_used) - num_converted == self.live, "live slots and slot tables disagree"
+        assert not np.isin(self._end, all_used), "the null slot was handed out"
         assert self.num_touched == int(self._touched_S.sum()), "touched slots miscounted"
         assert self._touched_S[all_used].all(), "an entry in a slot that was never touched"
         num_owned = int((self._owner_S != FREE).sum())
-        assert num_owned == self.live, "owners and live count disagree"
+        assert num_owned == self.live + self.converted, "owners and live count disagree"
         for row, slots_N in enumerate(used):
             assert (self._owner_S[slots_N] == row).all(), f"row {row} does not own its slots"
             positions_N = self.positions_RN[row, : len(slots_N)]
@@ -160,7 +209,7 @@ class SlotTable:
     def _append(self, row: int, kept: int, seen: int) -> bool:
         """A decode token takes the next neighbour when that is free; False, and nothing changed, when it is not."""
         slot = int(self.slots_RN[row, kept - 1]) + 1
-        if slot >= self.num_slots or self._owner_S[slot] != FREE:
+        if slot >= self._end or self._owner_S[slot] != FREE:
             return False
         if self._promised_S[slot] not in (row, FREE):
             return False
@@ -172,6 +221,18 @@ class SlotTable:
         self._count(row, 1)
         return True
 
+    def _own(self, row: int | NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+        self._owner_S[slots] = row
+        self.num_touched += len(slots) - int(self._touched_S[slots].sum())
+        self._touched_S[slots] = True
+
+    def _disown(self, slots: NDArray[np.int64]) -> None:
+        """Counts and owners; the row's own entries are the caller's."""
+        self._owner_S[slots] = FREE
+        num_converted = int((slots >= self._first_int8).sum())
+        self.converted -= num_converted
+        self.free += len(slots) - num_converted
+
     def _count(self, row: int, taken: int) -> None:
         self.num_kept_R[row] += taken
         self.num_seen_R[row] += taken
@@ -182,7 +243,7 @@ class SlotTable:
     def _take(self, row: int, kept: int, wanted: int) -> NDArray[np.int64]:
         """Slots for the next ``wanted`` tokens: next neighbours, what is promised (a new run), unpromised, any."""
         follow = int(self.slots_RN[row, kept - 1]) + 1 if kept else -1
-        if kept and follow + wanted <= self.num_slots:
+        if kept and follow + wanted <= self._end:
             run = slice(follow, follow + wanted)
             promised = self._promised_S[run]
             if (self._owner_S[run] == FREE).all() and (
@@ -191,8 +252,8 @@ class SlotTable:
                 return np.arange(follow, follow + wanted)
         if kept:
             self._mark(row, max(wanted, NEXT_RUN))
-        free_S = self._owner_S == FREE
-        rank_S = np.where(self._promised_S == row, 0, np.where(self._promised_S == FREE, 1, 2))
-        candidates = np.flatnonzero(free_S)
-        order = np.argsort(rank_S[candidates], kind="stable")[:wanted]
-        return candidates[order]
+        new = slice(self.first_slot, self._end)
+        candidates = self.first_slot + np.flatnonzero(self._owner_S[new] == FREE)
+        promised = self._promised_S[candidates]
+        rank = np.where(promised == row, 0, np.where(promised == FREE, 1, 2))
+        return candidates[np.argsort(rank, kind="stable")[:wanted]]

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tokenrouter.kernels import AttentionPlan, KernelSet
+from tokenrouter.kernels import AttentionPlan, Int8Entries, KernelSet
 from tokenrouter.models.loader import LoadedModel
 from tokenrouter.types import ForwardBatch, Segment
 
@@ -104,6 +104,7 @@ class Decoder:
         layers_SPD: Sequence[Tensor],
         times: ForwardTimes,
         observation: Observation | None = None,
+        int8: Sequence[Int8Entries] | None = None,
     ) -> Tensor:
         """Runs all layers and writes each token's KV to its slot.
 
@@ -111,9 +112,10 @@ class Decoder:
             batch: tokens sorted by route, with the segments of every layer.
             executors: token-wise operators by the names that the segments use.
             layers_SPD: the KV arena, a tensor per layer; the last slot is the null slot. Rows of the batch's slots
-                are overwritten.
+                are overwritten, also those in ``int8``.
             times: this forward's times are added to it.
             observation: which layers report the attention that entries receive, and where to.
+            int8: entries in int8, per layer; slots behind the null slot.
 
         Returns:
             Hidden states ``[T, E]`` after the last layer, before the final norm.
@@ -123,7 +125,8 @@ class Decoder:
         cos_TD, sin_TD = weights.cos_ND[batch.positions_T], weights.sin_ND[batch.positions_T]
         qkv_TO = hidden_TE.new_empty(len(batch), config.qkv_size)
         heads_TA = hidden_TE.new_empty(len(batch), config.num_heads * config.head_dim)
-        plans = self._plan(batch, layers_SPD[0], observation)
+        num_int8 = len(int8[0].q_SPD) if int8 else 0
+        plans = self._plan(batch, layers_SPD[0], observation, num_int8)
         pattern: tuple[Segment, ...] | None = None
         slices: list[_Slice] = []
         clock = _Clock()
@@ -148,6 +151,7 @@ class Decoder:
                 plans[layer],
                 out=heads_TA,
                 received=received,
+                int8=int8[layer] if int8 else None,
             )
             times.attention_s += clock.lap_s()
             goes_on = layer + 1 < len(batch.segments) and batch.segments[layer + 1] is pattern
@@ -159,7 +163,7 @@ class Decoder:
         return hidden_TE
 
     def _plan(
-        self, batch: ForwardBatch, kv_SPD: Tensor, observation: Observation | None
+        self, batch: ForwardBatch, kv_SPD: Tensor, observation: Observation | None, num_int8: int
     ) -> list[AttentionPlan]:
         """Each layer's plan: one for all layers of a group, window and observed queries.
 
@@ -173,7 +177,7 @@ class Decoder:
             num_observed_B = observed.get(layer)
             key = group, window, None if num_observed_B is None else id(num_observed_B)
             if key not in made:
-                made[key] = self._plan_layer(batch, group, kv_SPD, window, num_observed_B)
+                made[key] = self._plan_layer(batch, group, kv_SPD, window, num_observed_B, num_int8)
             plans.append(made[key])
             if observation and num_observed_B is not None and group not in observation.received:
                 observation.received[group] = torch.zeros(plans[-1].received_size)
@@ -186,11 +190,12 @@ class Decoder:
         kv_SPD: Tensor,
         window: int | None,
         num_observed_B: Tensor | None,
+        num_int8: int,
     ) -> AttentionPlan:
         config = self.config
         return self._kernels.plan_attention(
             batch.kv[group].attention,
-            num_slots=kv_SPD.shape[0],
+            num_slots=kv_SPD.shape[0] + num_int8,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
@@ -198,6 +203,7 @@ class Decoder:
             dtype=kv_SPD.dtype,
             window=window,
             num_observed_B=num_observed_B,
+            num_int8=num_int8,
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from tokenrouter.kvcache.retention.base import RetentionPolicy
 
@@ -21,6 +22,8 @@ class RetentionOptions:
         layers: how many layers are observed, evenly spread, or which; more cost more in prefill.
         sinks: first tokens that are never evicted.
         recent: last tokens that are never evicted, at least 1.
+        compress: entries that stay become int8 where their token's class is ``compress`` (class), or when they are
+            neither sinks, recent nor protected (old); None: none does.
 
     Raises:
         ValueError: an option out of its range.
@@ -32,11 +35,14 @@ class RetentionOptions:
     layers: int | Sequence[int] = 4
     sinks: int = 4
     recent: int = 32
+    compress: Literal["class", "old"] | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("interval", 1), ("window", 1), ("sinks", 0), ("recent", 1)):
             if (value := getattr(self, name)) < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
+        if self.compress not in (None, "class", "old"):
+            raise ValueError(f"compress={self.compress!r} must be 'class', 'old' or null")
         if self.window > self.interval:
             raise ValueError(
                 f"window={self.window} must be at most interval={self.interval}: it ends where the policy acts"
