@@ -52,14 +52,14 @@ class Run:
         scores: of all documents' tokens.
         peak_slots: per document the most entries that it held at once.
         engine_peak_slots: the most that all documents held at once.
-        solved: per item and answer.
+        solved: per item and answer; None where nothing was evicted in any item, which is then no test.
     """
 
     setting: Setting
     scores: TokenScores
     peak_slots: list[float]
     engine_peak_slots: int
-    solved: list[list[bool]]
+    solved: list[list[bool]] | None
 
 
 def measure_reference(bench: Bench) -> Reference:
@@ -108,12 +108,14 @@ def measure_setting(bench: Bench, setting: Setting, reference: Reference) -> Run
 
     peaks = run_documents(llm, bench.documents, compare)
     engine_peak = llm.engine.stats.peak_live_slots
+    llm.engine.stats.reset()
+    answers = run_items(llm, bench.items)
     return Run(
         setting=setting,
         scores=TokenScores.concatenate(parts),
         peak_slots=peaks,
         engine_peak_slots=engine_peak,
-        solved=run_items(llm, bench.items),
+        solved=answers if llm.engine.stats.evicted_entries else None,
     )
 
 

@@ -1,7 +1,7 @@
 """Everything that is built before anything is measured: what is read, and what is compared."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -42,7 +42,8 @@ class Sizes:
         items: of each retrieval task.
         visible_tokens: what the model still reads of a context-sensitive token's context.
         shared_tokens: so many tokens share one such reading; its last one sees that many more.
-        evicted_fracs: of the tokens seen, for policies with a budget.
+        evicted_fracs: of the tokens seen, for policies with a budget; each also as a fixed budget, which saves this
+            share of the peak of a document of ``document_tokens`` and evicts nothing before.
         thresholds: for ``threshold``, relative.
     """
 
@@ -50,7 +51,7 @@ class Sizes:
     decode_tokens: int = 256
     documents: int = 1
     dialogues: int = 1
-    items: int = 3
+    items: int = 2
     filler_tokens: int = 1000
     visible_tokens: int = 256
     shared_tokens: int = 128
@@ -74,18 +75,22 @@ class Setting:
     """One policy at one strength.
 
     Attributes:
-        evicted_frac: None for policies without a budget.
+        evicted_frac: of the tokens seen; None for a fixed budget, and for policies without a budget.
+        max_entries: a fixed budget.
         threshold: None for all but ``threshold``.
     """
 
     policy: str
     retention: RetentionOptions
     evicted_frac: float | None = None
+    max_entries: int | None = None
     threshold: float | None = None
 
     @property
     def strength(self) -> str:
-        """Of the table: the share that is evicted, or the threshold."""
+        """Of the table: the share that is evicted, the entries that stay, or the threshold."""
+        if self.max_entries is not None:
+            return f"to {self.max_entries}"
         if self.evicted_frac is not None:
             return f"{100 * self.evicted_frac:g} %"
         return "" if self.threshold is None else f"< {self.threshold:g}"
@@ -106,7 +111,6 @@ class Bench:
     schedule: RetentionOptions
     settings: list[Setting]
     llm: Callable[[RetentionOptions | None], LLM]
-    dtype: str = field(default="bfloat16")
 
 
 def build(
@@ -155,10 +159,14 @@ def make_settings(
 ) -> list[Setting]:
     """Every policy of ``policies`` at every strength, on one schedule."""
 
-    def setting(policy: RetentionPolicy, **strength: float) -> Setting:
+    def setting(policy: RetentionPolicy, **strength: Any) -> Setting:
         retention = replace(schedule, policy=policy)
         return Setting(policy=policy.name, retention=retention, **strength)
 
+    budgets = [
+        round((1.0 - frac) * sizes.document_tokens) - schedule.interval
+        for frac in sizes.evicted_fracs
+    ]
     found = []
     for name in policies:
         if name == "full":
@@ -166,9 +174,14 @@ def make_settings(
         elif name == "threshold":
             found += [setting(Threshold(threshold=t), threshold=t) for t in sizes.thresholds]
         else:
+            make = SCORED[name]
             found += [
-                setting(SCORED[name](evicted_frac=frac), evicted_frac=frac)
-                for frac in sizes.evicted_fracs
+                setting(make(evicted_frac=frac), evicted_frac=frac) for frac in sizes.evicted_fracs
+            ]
+            found += [
+                setting(make(evicted_frac=0.0, max_entries=count), max_entries=count)
+                for count in budgets
+                if count > 0
             ]
     return found
 

@@ -8,12 +8,12 @@ import numpy as np
 from tokenrouter.evaluation.divergence import Bools, TokenScores
 
 from .measures import Reference, Run
-from .setup import CONTROLS, Bench
+from .setup import CONTROLS, SCORED, Bench
 
 PPL_PCT, SENSITIVE_PPL_PCT = 1.0, 3.0
 Row = dict[str, Any]
 TITLE = (
-    f"{'policy':<19}{'evict':>7}{'saved %':>9}{'KL':>9}{'ppl %':>8}{'KL sens':>9}{'ppl % s':>9}"
+    f"{'policy':<19}{'budget':>8}{'saved %':>9}{'KL':>9}{'ppl %':>8}{'KL sens':>9}{'ppl % s':>9}"
     f"{'KL pre':>9}{'KL dec':>9}{'copy %':>8}{'key %':>7}"
 )
 
@@ -70,6 +70,7 @@ class Summary:
             "policy": run.setting.policy,
             "strength": run.setting.strength,
             "evicted_frac": run.setting.evicted_frac,
+            "max_entries": run.setting.max_entries,
             "threshold": run.setting.threshold,
             "peak_live_bytes": peak,
             "engine_peak_live_bytes": run.engine_peak_slots * self._bytes_per_slot,
@@ -97,8 +98,11 @@ class Summary:
         return found
 
     def _accuracies(self, run: Run) -> dict[str, float | None]:
-        """Among the answers that the full cache predicts, those that the run does too; None: there are none."""
-        full, own = self._solved(self._reference.solved), self._solved(run.solved)
+        """Share of the answers that the full cache predicts; None: there are none, or nothing was evicted."""
+        full = self._solved(self._reference.solved)
+        if run.solved is None:
+            return dict.fromkeys(full)
+        own = self._solved(run.solved)
         return {
             task: sum(a and b for a, b in zip(full[task], own[task], strict=True)) / sum(full[task])
             if any(full[task])
@@ -142,7 +146,7 @@ def claims(rows: Sequence[Row]) -> Row:
             for control in CONTROLS[1:]
             if (found := _most_saved(row for row in rows if row["policy"] == control))
         },
-        "kv_by_evicted_frac": _against_controls(rows),
+        "kv_by_budget": _against_controls(rows),
     }
 
 
@@ -157,17 +161,17 @@ def _most_saved(rows: Iterable[Row]) -> Row | None:
 
 
 def _against_controls(rows: Sequence[Row]) -> dict[str, Row]:
-    """Per evicted share the policy with the least KL on sensitive tokens, and the controls beside it."""
+    """Per budget the policy with the least KL on sensitive tokens, and the controls beside it."""
     keys = ("kl_sensitive_mean_nats", "retrieval_acc_frac")
     found: dict[str, Row] = {}
-    for frac in dict.fromkeys(row["evicted_frac"] for row in rows):
-        same = [row for row in rows if row["evicted_frac"] == frac]
+    for budget in dict.fromkeys(row["strength"] for row in rows if row["policy"] in SCORED):
+        same = [row for row in rows if row["strength"] == budget]
         own = [row for row in same if row["policy"] not in CONTROLS and row[keys[0]] is not None]
-        if frac is None or not own:
+        if not own:
             continue
         best = min(own, key=lambda row: float(row[keys[0]]))
         controls = [row for row in same if row["policy"] in CONTROLS]
-        found[f"{frac:g}"] = {
+        found[budget] = {
             row["policy"]: {key: row[key] for key in keys} for row in (best, *controls)
         }
     return found
@@ -184,7 +188,7 @@ def line(row: Row) -> str:
         return f"{'-' if value is None else f'{factor * value:.{digits}f}':>{width}}"
 
     return (
-        f"{row['policy']:<19}{row['strength']:>7}"
+        f"{row['policy']:<19}{row['strength']:>8}"
         + show(row["saved_frac"], 9, 1, 100)
         + show(row["kl_mean_nats"], 9, 4)
         + show(row["ppl_rel_pct"], 8, 2)

@@ -66,6 +66,10 @@ EXPECTED = {
     ),
     "kv.peak_live_bytes",
     "kv.peak_allocated_bytes",
+    "kv.saved_frac",
+    "kv.evicted_tokens",
+    "kv.int8_tokens",
+    "kv.compactions",
     "memory.peak_process_bytes",
     *(
         f"baselines.{name}.{key}"

@@ -231,9 +231,13 @@ class LLMEngine:
 
     def _note_live_bytes(self) -> None:
         """With the step's new slots and before anything is evicted: the most that it holds."""
-        live_bytes = self.pool.live * self.kv_bytes_per_slot
-        live_bytes += self.pool.converted * self._parts.arena.int8_bytes_per_slot
-        self.stats.peak_live_bytes = max(self.stats.peak_live_bytes, live_bytes)
+        arena, stats, num_int8 = self._parts.arena, self.stats, self.pool.converted
+        live_bytes = (self.pool.live - num_int8) * self.kv_bytes_per_slot
+        live_bytes += num_int8 * arena.int8_bytes_per_slot
+        num_int8 = self.pool.live if arena.null_slot == 0 else num_int8
+        stats.peak_live_bytes = max(stats.peak_live_bytes, live_bytes)
+        stats.peak_full_bytes = max(stats.peak_full_bytes, self.pool.seen * arena.bytes_per_slot)
+        stats.peak_int8_tokens = max(stats.peak_int8_tokens, num_int8)
 
     def _give_memory_back(self) -> None:
         self.stats.peak_touched_slots = max(self.stats.peak_touched_slots, self.pool.num_touched)

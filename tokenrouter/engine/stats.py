@@ -31,6 +31,8 @@ class EngineStats:
         num_rejected: requests refused because the queue was full.
         peak_live_slots: most KV slots in use at once.
         peak_live_bytes: most bytes of KV entries at once, full and int8.
+        peak_full_bytes: the same if every token that has run were kept in full precision.
+        peak_int8_tokens: most entries at once that were int8.
         peak_touched_slots: most KV slots whose memory was in use at once, free ones among them.
         num_compactions: times that entries moved together and the memory behind them was given back.
         retention_decisions: times that the retention policy was asked, per request and layer group.
@@ -52,6 +54,8 @@ class EngineStats:
     num_rejected: int = 0
     peak_live_slots: int = 0
     peak_live_bytes: int = 0
+    peak_full_bytes: int = 0
+    peak_int8_tokens: int = 0
     peak_touched_slots: int = 0
     num_compactions: int = 0
     retention_decisions: int = 0

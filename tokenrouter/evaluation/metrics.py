@@ -103,12 +103,22 @@ def serving_sections(llm: LLM, passes: Sequence[Repeat]) -> dict[str, Section]:
         "decided_frac": decided / max(decided + reused, 1),
         "version": llm.router.version,
     }
-    kv_bytes = llm.engine.kv_bytes_per_slot
-    kv = {
-        "peak_live_bytes": max(s.peak_live_slots for s in stats) * kv_bytes,
-        "peak_allocated_bytes": llm.engine.pool.num_slots * kv_bytes,
+    return {"router": router, "routes": _routes(llm, passes), "kv": _kv(llm, stats)}
+
+
+def _kv(llm: LLM, stats: Sequence[EngineStats]) -> Section:
+    """Peaks over the passes; entries evicted as tokens of all layer groups; per pass, so that passes do not add up."""
+    num_groups = len(llm.engine.pool.tables)
+    return {
+        "peak_live_bytes": max(s.peak_live_bytes for s in stats),
+        "peak_allocated_bytes": max(s.peak_touched_slots for s in stats)
+        * llm.engine.kv_bytes_per_slot,
+        "saved_frac": 1
+        - max(s.peak_live_bytes for s in stats) / max(s.peak_full_bytes for s in stats),
+        "evicted_tokens": max(s.evicted_entries for s in stats) / num_groups,
+        "int8_tokens": max(s.peak_int8_tokens for s in stats),
+        "compactions": max(s.num_compactions for s in stats),
     }
-    return {"router": router, "routes": _routes(llm, passes), "kv": kv}
 
 
 def overhead_frac(passes: Sequence[Repeat]) -> float:

@@ -52,7 +52,6 @@ def make_row(
     chosen: bool,
     throughput: Throughput | None,
     slo: SLO | None,
-    kv_bytes_per_slot: int,
     quality: Quality | None,
     reference_ppl: float | None,
 ) -> SystemRow:
@@ -65,7 +64,7 @@ def make_row(
             "total_tok_s": throughput.total_tok_s,
             "ttft_p99_ms": (latency["ttft_ms"] or {}).get("p99"),
             "itl_p99_ms": (latency["itl_ms"] or {}).get("p99"),
-            "kv_peak_live_bytes": throughput.peak_live_slots * kv_bytes_per_slot,
+            "kv_peak_live_bytes": max(r.stats.peak_live_bytes for r in throughput.repeats),
             "high_frac": throughput.high_frac,
         }
         if slo is not None:

@@ -1,4 +1,7 @@
-"""The systems of one comparison: four baselines and the chosen router, on one executor pool."""
+"""The systems of one comparison: four baselines and the chosen router, on one executor pool.
+
+Baselines keep every KV entry as it is; the chosen router has the retention and the form of entries that are asked for.
+"""
 
 import itertools
 import random
@@ -25,6 +28,7 @@ from tokenrouter.routers import (
 from tokenrouter.types import Phase
 from tokenrouter.workloads import RequestSpec
 
+BASELINES = ("all_high", "all_low", "request_level", "static_batch")
 WARM_UP_TOKENS = 4
 CALIBRATION_TOKENS = 12_288
 NO_LOW_NOTE = (
@@ -68,7 +72,7 @@ class SystemsBuilder:
 
     Attributes:
         model, pool: shared by all systems.
-        options: of every engine; static_batch changes the scheduler alone.
+        options: of every engine; static_batch changes the scheduler, baselines keep every KV entry as it is.
         requests: the workload: warms up, and calibrates request_level.
         calibration_ids: passages on which a router with a budget sets its thresholds, of other
             documents than the requests and the evaluated windows.
@@ -92,6 +96,19 @@ class SystemsBuilder:
             calibration_ids=self.calibration_ids,
         )
 
+    @property
+    def plain_options(self) -> EngineOptions:
+        """The baselines'."""
+        return replace(self.options, retention=None, kv_cache_dtype="auto")
+
+    def chosen_name(self, router: Router) -> str:
+        """The router's, with what is done to its KV where a baseline has the same router and does not do it."""
+        if self.options == self.plain_options or router.name not in BASELINES:
+            return router.name
+        retention = self.options.retention
+        forms = [self.options.kv_cache_dtype] if self.options.kv_cache_dtype != "auto" else []
+        return "+".join([router.name, *([retention.policy.name] if retention else []), *forms])
+
     def build(self, router: Router, *, serve: bool = True) -> Systems:
         """All systems around ``router``.
 
@@ -111,23 +128,24 @@ class SystemsBuilder:
         if isinstance(router, RequestLevelRouter):
             calibrate_on_requests(router, types, self.requests, self.calibration_ids)
         chosen = self.llm(router)
-        llms = {"all_high": self.llm(AllHighRouter())}
+        name = self.chosen_name(router)
+        llms = {"all_high": self.llm(AllHighRouter(), self.plain_options)}
         request_router = ranking_router = None
         if "low" in self.pool.executors:
-            llms["all_low"] = self.llm(AllLowRouter())
+            llms["all_low"] = self.llm(AllLowRouter(), self.plain_options)
             request_router = ranking_router = _request_router(router, chosen)
             if for_windows is not router:
                 ranking_router = _request_router(for_windows, chosen)
         scored = dict(llms)
         if not isinstance(router, RequestLevelRouter):
-            scored[router.name] = chosen if for_windows is router else self.llm(for_windows)
+            scored[name] = chosen if for_windows is router else self.llm(for_windows)
         if serve:
-            self._serve(chosen, llms, request_router)
+            self._serve(name, chosen, llms, request_router)
         notes = () if for_windows is router else (self._budget_note(for_windows),)
         return Systems(
-            chosen=router.name,
+            chosen=name,
             # Assigning to a name that is there already keeps the baselines' order.
-            llms=llms | {router.name: chosen},
+            llms=llms | {name: chosen},
             scored=scored,
             request_router=request_router,
             ranking_router=ranking_router,
@@ -143,29 +161,33 @@ class SystemsBuilder:
         )
 
     def _serve(
-        self, chosen: LLM, llms: dict[str, LLM], request_router: RequestLevelRouter | None
+        self,
+        chosen_name: str,
+        chosen: LLM,
+        llms: dict[str, LLM],
+        request_router: RequestLevelRouter | None,
     ) -> None:
         """Adds the systems that differ only while serving, and warms all of them up."""
         short = [
             replace(r, params=replace(r.params, max_tokens=WARM_UP_TOKENS)) for r in self.requests
         ]
-        num_short = sum(name != chosen.router.name for name in (*llms, "static_batch"))
+        num_short = sum(name != chosen_name for name in (*llms, "static_batch"))
         has_own_request_level = request_router is not None and request_router is not chosen.router
         total = num_tokens(self.requests) + (num_short + has_own_request_level) * num_tokens(short)
         with progress("warm-up", total, unit="tokens") as advance:
-            tick = partial(advance, chosen.router.name)
+            tick = partial(advance, chosen_name)
             share = run_requests(chosen, self.requests, tick).high_frac
             if request_router is not None and has_own_request_level:
                 request_router.set_target(share)
                 calibrate_on_requests(
                     request_router, chosen.token_types, self.requests, self.calibration_ids
                 )
-                llms["request_level"] = self.llm(request_router)
+                llms["request_level"] = self.llm(request_router, self.plain_options)
             llms["static_batch"] = self.llm(
-                AllHighRouter(), replace(self.options, scheduler="static_batch")
+                AllHighRouter(), replace(self.plain_options, scheduler="static_batch")
             )
             for name, llm in llms.items():
-                if name != chosen.router.name:
+                if name != chosen_name:
                     run_requests(llm, short, partial(advance, name))
 
 

@@ -86,6 +86,11 @@ class KVPool:
         return self._scarcest.live
 
     @property
+    def seen(self) -> int:
+        """Tokens that got a slot in the requests that are there now; evicted ones count."""
+        return int(self.tables[0].num_seen_R.sum())
+
+    @property
     def converted(self) -> int:
         """Entries that were converted to int8, in the group with most of them."""
         return max(table.converted for table in self.tables)

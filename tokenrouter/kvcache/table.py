@@ -33,16 +33,16 @@ class SlotTable:
     (``check_integrity``).
 
     Attributes:
-        num_slots: slots for new tokens.
+        num_slots: slots for new tokens, and the most entries at once, of both forms.
         first_slot: the first of them: 0, or 1 where the null slot comes before them (a cache that is int8 throughout).
         slots_RN: int64 ``[max_rows, max_len]``; the first ``num_kept_R[row]`` entries are its slots, oldest first.
         positions_RN: int64, original positions of those entries in their request, ascending.
         num_kept_R: int64, entries per row.
         num_seen_R: int64, tokens that got a slot so far, per row; those that were evicted count.
-        free: slots for new tokens that nobody has.
+        free: entries that there is still room for.
         cached: slots that belong to the prefix cache: 0 until prefix sharing exists.
-        converted: entries in int8 slots behind the null slot.
-        peak_live: the most slots for new tokens that were live at once.
+        converted: live entries in int8 slots behind the null slot.
+        peak_live: the most entries that were live at once.
         num_touched: slots that were ever taken since their memory was last given back: what the arena's pages hold.
         peak_touched: the most of them at once.
     """
@@ -77,7 +77,7 @@ class SlotTable:
 
     @property
     def live(self) -> int:
-        """Slots for new tokens that belong to a row."""
+        """Entries of all rows, converted ones among them."""
         return self.num_slots - self.free - self.cached
 
     def promise(self, row: int, expected_len: int) -> None:
@@ -135,7 +135,7 @@ class SlotTable:
         return kept - left
 
     def convert(self, row: int, is_chosen_N: NDArray[np.bool_]) -> Moves:
-        """Moves chosen entries of a row to int8 slots, as many as there are free ones; those that are there stay.
+        """Moves chosen entries of a row to int8 slots; those that are there stay. They count as they did before.
 
         Args:
             row: in use.
@@ -147,10 +147,11 @@ class SlotTable:
         slots_N = self.slots_RN[row, : self.num_kept_R[row]]
         chosen = np.flatnonzero(is_chosen_N & (slots_N < self._first_int8))
         free = np.flatnonzero(self._owner_S[self._first_int8 :] == FREE)[: len(chosen)]
-        after, chosen = self._first_int8 + free, chosen[: len(free)]
-        before = slots_N[chosen].copy()
+        assert len(free) == len(chosen), "fewer int8 slots than slots"
+        before, after = slots_N[chosen].copy(), self._first_int8 + free
         self._disown(before)
         self._own(row, after)
+        self.free -= len(after)
         self.converted += len(after)
         slots_N[chosen] = after
         return Moves(before, after)
@@ -193,12 +194,12 @@ class SlotTable:
         assert len(np.unique(all_used)) == len(all_used), "a slot belongs to two requests"
         num_converted = int((all_used >= self._first_int8).sum())
         assert num_converted == self.converted, "int8 entries miscounted"
-        assert len(all_used) - num_converted == self.live, "live slots and slot tables disagree"
+        assert len(all_used) == self.live, "live slots and slot tables disagree"
         assert not np.isin(self._end, all_used), "the null slot was handed out"
         assert self.num_touched == int(self._touched_S.sum()), "touched slots miscounted"
         assert self._touched_S[all_used].all(), "an entry in a slot that was never touched"
         num_owned = int((self._owner_S != FREE).sum())
-        assert num_owned == self.live + self.converted, "owners and live count disagree"
+        assert num_owned == self.live, "owners and live count disagree"
         for row, slots_N in enumerate(used):
             assert (self._owner_S[slots_N] == row).all(), f"row {row} does not own its slots"
             positions_N = self.positions_RN[row, : len(slots_N)]
@@ -231,7 +232,7 @@ class SlotTable:
         self._owner_S[slots] = FREE
         num_converted = int((slots >= self._first_int8).sum())
         self.converted -= num_converted
-        self.free += len(slots) - num_converted
+        self.free += len(slots)
 
     def _count(self, row: int, taken: int) -> None:
         self.num_kept_R[row] += taken

@@ -207,7 +207,6 @@ def make_rows(
             chosen=name == systems.chosen,
             throughput=served.get(name),
             slo=slo,
-            kv_bytes_per_slot=systems.chosen_llm.engine.kv_bytes_per_slot,
             quality=qualities.get(name),
             reference_ppl=scored.reference.ppl if scored else None,
         )

