@@ -17,7 +17,7 @@ from scripts.memory_bench.measures import (
     windowed_top1,
 )
 from scripts.memory_bench.retrieval import WORDS, copy_item, key_value_item, solved
-from scripts.memory_bench.setup import POLICIES, QUICK, Bench, Setting, Sizes, build, make_settings
+from scripts.memory_bench.setup import POLICIES, QUICK, Bench, Sizes, build, make_settings
 from scripts.memory_bench.summary import TITLE, Summary, claims, line
 from tokenrouter import LLM, EngineOptions
 from tokenrouter.kvcache.retention import Full, RetentionOptions, SinkWindow
@@ -44,12 +44,7 @@ FACTS = {
     "peak_live_bytes_full",
     "retrieval",
 }
-QUALITY = {
-    "kl_mean_nats",
-    "ppl_rel_pct",
-    "kl_sensitive_mean_nats",
-    "sensitive_ppl_rel_pct",
-}
+QUALITY = {"kl_mean_nats", "ppl_rel_pct", "kl_sensitive_mean_nats", "sensitive_ppl_rel_pct"}
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +85,18 @@ def test_both_phases_and_their_tokens_make_the_whole(result: dict[str, Any]) -> 
     for row in result["rows"]:
         whole = (1 - share) * row["prefill"]["kl_mean_nats"] + share * row["decode"]["kl_mean_nats"]
         assert whole == pytest.approx(row["kl_mean_nats"], rel=1e-6)
+
+
+def test_rows_of_documents_that_run_together_are_told_apart(bench: Bench) -> None:
+    """They come mixed, and in another order from the reference than from a setting with shorter chunks."""
+    run = measure_setting(bench, bench.settings[-1], reference := measure_reference(bench))
+    found, scores = Summary(bench, reference).row(run), run.scores
+    prompt_len = bench.documents[0].prompt_len
+    decoded = scores.kl_nats[scores.position >= prompt_len].mean()
+    assert found["decode"]["kl_mean_nats"] == pytest.approx(decoded)
+    is_sensitive_DN = torch.stack(reference.is_sensitive_N).numpy()
+    sensitive = scores.kl_nats[is_sensitive_DN[scores.window, scores.position]].mean()
+    assert found["kl_sensitive_mean_nats"] == pytest.approx(sensitive)
 
 
 def test_peaks_count_the_running_chunk(result: dict[str, Any]) -> None:
@@ -290,7 +297,3 @@ def test_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = app.parse_arguments("")
     assert (chosen.policies, chosen.interval, chosen.documents) == (["full", "random"], 32, 2)
     assert (chosen.recent, chosen.data_dir, chosen.quick) == (32, "sets", False)
-
-
-def test_a_setting_names_its_strength() -> None:
-    assert Setting(policy="full", retention=SCHEDULE).strength == ""

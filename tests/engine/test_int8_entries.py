@@ -70,7 +70,7 @@ def test_entries_are_the_full_ones_rounded(backend: str) -> None:
     for name in ("int8", "old ones"):
         rounded = torch.cat(logits(engine(backend, **FORMS[name])))
         assert 1e-9 < kl_nats(full, rounded) < 1e-3, name
-        assert float((full - rounded).abs().max()) < 0.3, name
+        assert float((full - rounded).abs().max()) < 0.5, name
 
 
 @every_form

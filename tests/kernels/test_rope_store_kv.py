@@ -8,7 +8,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from tests.kernels.conftest import Typed
 from tokenrouter.kernels import Int8Entries, KernelSet, NativeKernels, ReferenceKernels
-from tokenrouter.kernels.rope_store_kv.reference import signed_sin
+from tokenrouter.kernels.rope_store_kv.reference import signed_sin, spread
 
 NUM_SLOTS, HEAD_DIM = 40, 16
 
@@ -126,7 +126,8 @@ def test_an_int8_store(typed: Typed, head_dim: int) -> None:
     )
     out_THD = torch.empty(5, 3, head_dim, dtype=dtype)
     given = kernels.rope_store_kv(qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, int8=int8, out=out_THD)
-    assert given is out_THD and torch.equal(out_THD, expected_THD)
+    assert given is out_THD and torch.equal(out_THD, spread(expected_THD))
+    plain_SPD[:, :2] = spread(plain_SPD[:, :2])
     quantised_N = slots_T[slots_T >= 4]
     rows = ReferenceKernels().quantize_rows(plain_SPD[quantised_N].flatten(0, 1))
     assert torch.equal(int8.q_SPD[quantised_N - 4].flatten(0, 1), rows.q_TK)
@@ -137,3 +138,16 @@ def test_an_int8_store(typed: Typed, head_dim: int) -> None:
     assert torch.equal(kv_SPD[[0, 3]], plain_SPD[[0, 3]])
     assert (int8.q_SPD[untouched_S[4:]] == 99).all()
     assert int8.scale_SP[untouched_S[4:]].isnan().all()
+
+
+@pytest.mark.parametrize("head_dim", [1, 6, 20, 64, 80, 96, 128])
+def test_spreading_keeps_scores_and_levels_channels(head_dim: int) -> None:
+    """A matrix that is not orthonormal, blocks that overlap, an outlier that stays where it was."""
+    torch.manual_seed(head_dim)
+    q_TD, k_TD = torch.randn(2, 50, head_dim)
+    block = head_dim & -head_dim
+    k_TD[:, 0] += 30
+    assert_close(spread(q_TD) @ spread(k_TD).t(), q_TD @ k_TD.t(), rtol=1e-4, atol=1e-3)
+    assert_close(spread(spread(k_TD)), k_TD, rtol=1e-5, atol=1e-4)
+    largest = spread(k_TD)[:, :block].abs().amax(-1)
+    assert (largest <= 30 / block**0.5 + 6).all()

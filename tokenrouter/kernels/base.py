@@ -174,7 +174,8 @@ class KernelSet(ABC):
     ) -> Tensor:
         """Rotates q and k, writes k and v to their slots, returns the rotated queries ``[T, H, D]``.
 
-        Slots from ``len(kv_SPD)`` on are those of ``int8``, with a scale per token and plane.
+        Slots from ``len(kv_SPD)`` on are those of ``int8``, with a scale per token and plane. Where ``int8`` is given,
+        queries and all keys, full ones too, are multiplied by a Hadamard matrix, which leaves scores as they are.
         """
 
     @abstractmethod

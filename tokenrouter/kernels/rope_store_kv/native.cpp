@@ -1,6 +1,8 @@
-// Rotates query and key heads and writes keys and values to their slots, as they are or as int8.
+// Rotates query and key heads and writes keys and values to their slots, as they are or as int8. Where there are int8 entries,
+// queries and all keys go through a Hadamard matrix (QuaRot, Ashkboos et al. 2024, arXiv:2404.00456).
 #include <ATen/Parallel.h>
 
+#include <cmath>
 #include <vector>
 
 #include "native/rows.h"
@@ -26,6 +28,23 @@ TR_INLINE void rotate(const T* x, const T* cos, const T* sin, T* out, int64_t he
     }
 }
 
+// x times an orthonormal Hadamard matrix, in blocks of the largest power of two that divides head_dim: outlying channels are
+// spread over all, which int8 keys need. Scores of queries and keys that both went through it are what they were.
+template <class V, typename T>
+TR_INLINE void spread(T* x, float* buffer, int64_t head_dim) {
+    const int64_t block = head_dim & -head_dim;
+    for (int64_t k = 0; k < head_dim; ++k) buffer[k] = to_float(x[k]);
+    for (int64_t half = 1; half < block; half *= 2)
+        for (int64_t start = 0; start < head_dim; start += 2 * half)
+            for (int64_t k = start; k < start + half; ++k) {
+                const float a = buffer[k], b = buffer[k + half];
+                buffer[k] = a + b;
+                buffer[k + half] = a - b;
+            }
+    const float scale = 1.0f / std::sqrt(float(block));
+    for (int64_t k = 0; k < head_dim; ++k) from_float(buffer[k] * scale, x + k);
+}
+
 template <class V, typename T>
 TR_INLINE void store_head(const RopeArgs& a, const T* head, int64_t slot, int64_t plane) {
     if (!a.kv.is_int8(slot)) {
@@ -40,16 +59,21 @@ TR_INLINE void store_head(const RopeArgs& a, const T* head, int64_t slot, int64_
 }
 
 template <class V, typename T>
-TR_INLINE void body(const RopeArgs& a, T* scratch, int64_t begin, int64_t end) {
+TR_INLINE void body(const RopeArgs& a, T* scratch, float* buffer, int64_t begin, int64_t end) {
+    const bool spreads = a.kv.int8 != nullptr;
     const int64_t dim = a.head_dim;
     for (int64_t t = begin; t < end; ++t) {
         const T* x = static_cast<const T*>(a.qkv) + t * a.qkv_stride;
         const T *cos = static_cast<const T*>(a.cos) + t * dim, *sin = static_cast<const T*>(a.sin) + t * dim;
         T* q_out = static_cast<T*>(a.q_out) + t * a.num_heads * dim;
-        for (int64_t h = 0; h < a.num_heads; ++h) rotate<V>(x + h * dim, cos, sin, q_out + h * dim, dim);
+        for (int64_t h = 0; h < a.num_heads; ++h) {
+            rotate<V>(x + h * dim, cos, sin, q_out + h * dim, dim);
+            if (spreads) spread<V>(q_out + h * dim, buffer, dim);
+        }
         x += a.num_heads * dim;
         for (int64_t h = 0; h < a.num_kv_heads; ++h) {
             rotate<V>(x + h * dim, cos, sin, scratch, dim);
+            if (spreads) spread<V>(scratch, buffer, dim);
             store_head<V>(a, scratch, a.slots[t], h);
         }
         x += a.num_kv_heads * dim;
@@ -58,22 +82,23 @@ TR_INLINE void body(const RopeArgs& a, T* scratch, int64_t begin, int64_t end) {
 }
 
 TR_EACH_ISA(rope_bf16, body, (, bf16),
-            (const RopeArgs& a, bf16* scratch, int64_t begin, int64_t end),
-            (a, scratch, begin, end))
+            (const RopeArgs& a, bf16* scratch, float* buffer, int64_t begin, int64_t end),
+            (a, scratch, buffer, begin, end))
 TR_EACH_ISA(rope_float, body, (, float),
-            (const RopeArgs& a, float* scratch, int64_t begin, int64_t end),
-            (a, scratch, begin, end))
+            (const RopeArgs& a, float* scratch, float* buffer, int64_t begin, int64_t end),
+            (a, scratch, buffer, begin, end))
 
 }  // namespace
 
 void rope_store_kv(const RopeArgs& a, bool is_bf16) {
     const int64_t width = std::max<int64_t>(1, (a.num_heads + 2 * a.num_kv_heads) * a.head_dim);
     at::parallel_for(0, a.num_tokens, std::max<int64_t>(1, 16384 / width), [&](int64_t begin, int64_t end) {
-        std::vector<float> scratch(size_t(a.head_dim));
+        std::vector<float> scratch(size_t(2 * a.head_dim));
+        float* buffer = scratch.data() + a.head_dim;
         if (is_bf16) {
-            rope_bf16(a, reinterpret_cast<bf16*>(scratch.data()), begin, end);
+            rope_bf16(a, reinterpret_cast<bf16*>(scratch.data()), buffer, begin, end);
         } else {
-            rope_float(a, scratch.data(), begin, end);
+            rope_float(a, scratch.data(), buffer, begin, end);
         }
     });
 }

@@ -29,7 +29,8 @@ def rope_store_kv(
         sin_TD: sines with the first half negated (``rotate_half``'s sign), in ``qkv``'s dtype.
         slots_T: int64, distinct.
         kv_SPD: one layer of the arena. Rows ``slots_T`` are overwritten; no other row is touched.
-        int8: entries of the slots from ``len(kv_SPD)`` on, quantised with a scale per plane.
+        int8: entries of the slots from ``len(kv_SPD)`` on, quantised with a scale per plane. Where it is given, queries
+            and all keys are ``spread``.
         out: where the rotated queries go.
 
     Returns:
@@ -42,6 +43,8 @@ def rope_store_kv(
     rotated_THD = torch.addcmul(
         plain_THD * cos_TD.unsqueeze(1), plain_THD.roll(head_dim // 2, -1), sin_TD.unsqueeze(1)
     )
+    if int8 is not None:
+        rotated_THD = spread(rotated_THD)
     q_THD, key_TGD = rotated_THD.split_with_sizes((num_rotated - num_kv_heads, num_kv_heads), 1)
     entry_TPD = torch.cat((key_TGD, value_TGD), 1)
     if int8 is None:
@@ -51,6 +54,22 @@ def rope_store_kv(
         kv_SPD.index_copy_(0, slots_T[is_full_T], entry_TPD[is_full_T])
         store_int8(entry_TPD[~is_full_T], slots_T[~is_full_T] - len(kv_SPD), int8)
     return q_THD if out is None else out.copy_(q_THD)
+
+
+def spread(x: Tensor) -> Tensor:
+    """The last dimension times an orthonormal Hadamard matrix, in blocks of the largest power of two that divides it.
+
+    Outlying channels of keys are spread over all, so that one scale per key fits; scores of queries and keys that both
+    went through it are what they were (QuaRot, Ashkboos et al. 2024, arXiv:2404.00456). Added up in float32.
+    """
+    head_dim = x.shape[-1]
+    block, half, y = head_dim & -head_dim, 1, x.float()
+    while half < block:
+        a, b = y.unflatten(-1, (-1, 2, half)).unbind(-2)
+        y = torch.stack((a + b, a - b), -2).flatten(-3)
+        half *= 2
+    scale = torch.tensor(1.0) / torch.tensor(float(block)).sqrt()
+    return (y * scale).to(x.dtype)
 
 
 def store_int8(entry_TPD: Tensor, slots_T: Tensor, int8: Int8Entries) -> None:

