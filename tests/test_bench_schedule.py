@@ -227,11 +227,31 @@ def test_int8_kv_is_int8_kv(bench: Bench) -> None:
     assert slots[0] == slots[1] >= tokens
 
 
-def test_arguments(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option that is read and does not reach the systems."""
+    monkeypatch.setattr("sys.argv", ["bench_schedule.py"])
+    assert app.parse_arguments("").sizes == Sizes()
     monkeypatch.setattr("sys.argv", ["bench_schedule.py", "--static-batch", "32"])
     chosen = app.parse_arguments("")
-    assert (chosen.static_batch, chosen.quick, chosen.repeats) == (32, False, 3)
-    monkeypatch.setattr("sys.argv", ["bench_schedule.py", "--repeats", "0"])
+    assert (chosen.sizes.static_batch, chosen.quick, chosen.repeats) == (32, False, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--repeats", "0"], "--repeats must be at least 1, got 0"),
+        (["--static-batch", "33"], "--static-batch must lie in 1 .. 32, the requests that run"),
+        (["--quick", "--static-batch", "0"], "--static-batch must lie in 1 .. 4, the requests"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    says: str,
+) -> None:
+    """They came up after a minute, under the names of other options."""
+    monkeypatch.setattr("sys.argv", ["bench_schedule.py", *arguments])
     with pytest.raises(SystemExit):
         app.parse_arguments("")
-    assert "--repeats must be at least 1, got 0" in capsys.readouterr().err
+    assert says in capsys.readouterr().err

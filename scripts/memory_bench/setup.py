@@ -44,6 +44,8 @@ class Sizes:
         shared_tokens: so many tokens share one such reading; its last one sees that many more.
         evicted_fracs: of the tokens seen, for policies with a budget; each also as a fixed budget, which saves this
             share of the peak of a document of ``document_tokens`` and evicts nothing before.
+        recent_frac: share of a fixed budget that goes to the last tokens; the policy chooses the others.
+        guarded_recent: thresholds run a second time with so many last tokens guarded.
         thresholds: for ``threshold``, relative.
     """
 
@@ -56,7 +58,9 @@ class Sizes:
     visible_tokens: int = 256
     shared_tokens: int = 128
     evicted_fracs: tuple[float, ...] = (0.25, 0.5, 0.75, 0.875)
-    thresholds: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4)
+    thresholds: tuple[float, ...] = (0.1, 0.2, 0.4)
+    recent_frac: float = 0.8
+    guarded_recent: int = 1536
 
 
 QUICK = Sizes(
@@ -67,6 +71,7 @@ QUICK = Sizes(
     filler_tokens=100,
     evicted_fracs=(0.5,),
     thresholds=(0.1,),
+    guarded_recent=192,
 )
 
 
@@ -78,6 +83,7 @@ class Setting:
         evicted_frac: of the tokens seen; None for a fixed budget, and for policies without a budget.
         max_entries: a fixed budget.
         threshold: None for all but ``threshold``.
+        recent: guarded last tokens, where they differ from the schedule's.
     """
 
     policy: str
@@ -85,15 +91,17 @@ class Setting:
     evicted_frac: float | None = None
     max_entries: int | None = None
     threshold: float | None = None
+    recent: int | None = None
 
     @property
     def strength(self) -> str:
         """Of the table: the share that is evicted, the entries that stay, or the threshold."""
+        recent = "" if self.recent is None else f" r{self.recent}"
         if self.max_entries is not None:
-            return f"to {self.max_entries}"
+            return f"to {self.max_entries}{recent}"
         if self.evicted_frac is not None:
             return f"{100 * self.evicted_frac:g} %"
-        return "" if self.threshold is None else f"< {self.threshold:g}"
+        return "" if self.threshold is None else f"< {self.threshold:g}{recent}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,32 +166,47 @@ def make_settings(
     schedule: RetentionOptions, sizes: Sizes, policies: Sequence[str]
 ) -> list[Setting]:
     """Every policy of ``policies`` at every strength, on one schedule."""
-
-    def setting(policy: RetentionPolicy, **strength: Any) -> Setting:
-        retention = replace(schedule, policy=policy)
-        return Setting(policy=policy.name, retention=retention, **strength)
-
-    budgets = [
-        round((1.0 - frac) * sizes.document_tokens) - schedule.interval
-        for frac in sizes.evicted_fracs
-    ]
     found = []
     for name in policies:
         if name == "full":
-            found.append(setting(Full()))
+            found.append(_setting(schedule, Full()))
         elif name == "threshold":
-            found += [setting(Threshold(threshold=t), threshold=t) for t in sizes.thresholds]
+            found += [
+                _setting(schedule, Threshold(threshold=limit), threshold=limit, recent=recent)
+                for recent in (None, sizes.guarded_recent)
+                for limit in sizes.thresholds
+            ]
         else:
             make = SCORED[name]
             found += [
-                setting(make(evicted_frac=frac), evicted_frac=frac) for frac in sizes.evicted_fracs
+                _setting(schedule, make(evicted_frac=frac), evicted_frac=frac)
+                for frac in sizes.evicted_fracs
             ]
             found += [
-                setting(make(evicted_frac=0.0, max_entries=count), max_entries=count)
-                for count in budgets
-                if count > 0
+                _setting(
+                    schedule,
+                    make(evicted_frac=0.0, max_entries=count),
+                    max_entries=count,
+                    recent=round(sizes.recent_frac * count),
+                )
+                for count in _fixed_budgets(schedule, sizes)
             ]
     return found
+
+
+def _setting(schedule: RetentionOptions, policy: RetentionPolicy, **strength: Any) -> Setting:
+    recent = strength.get("recent") or schedule.recent
+    retention = replace(schedule, policy=policy, recent=recent)
+    return Setting(policy=policy.name, retention=retention, **strength)
+
+
+def _fixed_budgets(schedule: RetentionOptions, sizes: Sizes) -> list[int]:
+    """Entries with which, and the running chunk's beside them, a document's peak falls by each share."""
+    counts = (
+        round((1.0 - frac) * sizes.document_tokens) - schedule.interval
+        for frac in sizes.evicted_fracs
+    )
+    return [count for count in counts if count > 0]
 
 
 def _items(encode: Any, sizes: Sizes) -> list[Item]:

@@ -13,7 +13,7 @@ from .setup import CONTROLS, SCORED, Bench
 PPL_PCT, SENSITIVE_PPL_PCT = 1.0, 3.0
 Row = dict[str, Any]
 TITLE = (
-    f"{'policy':<19}{'budget':>8}{'saved %':>9}{'KL':>9}{'ppl %':>8}{'KL sens':>9}{'ppl % s':>9}"
+    f"{'policy':<19}{'budget':>14}{'saved %':>9}{'KL':>9}{'ppl %':>8}{'KL sens':>9}{'ppl % s':>9}"
     f"{'KL pre':>9}{'KL dec':>9}{'copy %':>8}{'key %':>7}"
 )
 
@@ -72,6 +72,7 @@ class Summary:
             "evicted_frac": run.setting.evicted_frac,
             "max_entries": run.setting.max_entries,
             "threshold": run.setting.threshold,
+            "recent": run.setting.retention.recent,
             "peak_live_bytes": peak,
             "engine_peak_live_bytes": run.engine_peak_slots * self._bytes_per_slot,
             "saved_frac": 1.0 - peak / full,
@@ -188,7 +189,7 @@ def line(row: Row) -> str:
         return f"{'-' if value is None else f'{factor * value:.{digits}f}':>{width}}"
 
     return (
-        f"{row['policy']:<19}{row['strength']:>8}"
+        f"{row['policy']:<19}{row['strength']:>14}"
         + show(row["saved_frac"], 9, 1, 100)
         + show(row["kl_mean_nats"], 9, 4)
         + show(row["ppl_rel_pct"], 8, 2)

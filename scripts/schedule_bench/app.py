@@ -53,10 +53,18 @@ def parse_arguments(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="little work: to see that it runs")
     parser.add_argument("--repeats", type=int, default=3, help="passes that count")
-    parser.add_argument("--static-batch", type=int, help="requests of a static batch (default: 8)")
+    parser.add_argument(
+        "--static-batch", type=int, help="requests of a static batch (default: 8; with --quick 2)"
+    )
     args = parser.parse_args()
     if args.repeats < 1:
         parser.error(f"--repeats must be at least 1, got {args.repeats}")
+    sizes = QUICK if args.quick else Sizes()
+    if args.static_batch is not None and not 1 <= args.static_batch <= sizes.seats:
+        parser.error(
+            f"--static-batch must lie in 1 .. {sizes.seats}, the requests that run at once, got {args.static_batch}"
+        )
+    args.sizes = replace(sizes, static_batch=args.static_batch or sizes.static_batch)
     return args
 
 
@@ -64,10 +72,7 @@ def main(description: str) -> None:
     args = parse_arguments(description)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    sizes = QUICK if args.quick else Sizes()
-    if args.static_batch is not None:
-        sizes = replace(sizes, static_batch=args.static_batch)
     model = load_model(MODEL, dtype="bfloat16")
     provenance = collect_provenance(seed=0, model=MODEL, model_hash=model.model_hash).as_dict()
-    found = run(build(model, sizes, repeats=args.repeats))
+    found = run(build(model, args.sizes, repeats=args.repeats))
     print(json.dumps({**found, "quick": args.quick, "provenance": provenance}, default=str))

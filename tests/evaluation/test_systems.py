@@ -1,10 +1,13 @@
 """Guards against unequal baselines: other pools, other budgets, a doubled or a missing system."""
 
+from dataclasses import replace
+
 import pytest
 
 from tokenrouter import EngineOptions
 from tokenrouter.evaluation.systems import SystemsBuilder, calibration_passages
 from tokenrouter.executors import ExecutorPool, build_pool
+from tokenrouter.kvcache.retention import RetentionOptions, SinkWindow
 from tokenrouter.models import LoadedModel
 from tokenrouter.routers import (
     AllHighRouter,
@@ -141,3 +144,20 @@ def test_calibration_passages_are_long_enough_and_repeatable() -> None:
     first, second = (calibration_passages(REQUESTS, TEXT, seed=1) for _ in range(2))
     assert first == second != calibration_passages(REQUESTS, TEXT, seed=2)
     assert sum(map(len, first)) >= 12_288
+
+
+@pytest.mark.parametrize("router", [RuleRouter(), AllHighRouter()])
+def test_baselines_keep_every_entry_as_it_is(
+    model: LoadedModel, int8_pool: ExecutorPool, router: Router
+) -> None:
+    """What retention costs measured against baselines that evict as well, or no baseline left to measure against."""
+    retention = RetentionOptions(policy=SinkWindow(), interval=16, window=1, recent=4)
+    options = EngineOptions(retention=retention, kv_cache_dtype="int8")
+    systems = replace(_builder(model, int8_pool), options=options).build(router)
+    name = "all_high+sink_window+int8" if router.name == "all_high" else "rule"
+    assert systems.chosen == name and set(systems.llms) == {*ALL, name}
+    for other, llm in (systems.llms | systems.scored).items():
+        expected = options if other == name else EngineOptions()
+        assert llm.options.retention == expected.retention, other
+        assert llm.options.kv_cache_dtype == expected.kv_cache_dtype, other
+    assert systems.chosen_llm.engine.stats.evicted_entries > 0

@@ -235,3 +235,12 @@ def test_decisions_are_those_of_the_requests(tradeoff_run: Path) -> None:
         route for p, route in zip(table["position"], table["requested"], strict=True) if p < 16
     }
     assert routes == {"high"}
+
+
+def test_the_reference_keeps_every_entry_as_it_is(tmp_path: Path) -> None:
+    """A KL of exactly 0, because the run was compared with itself: what eviction costs is then invisible."""
+    folder = run_in(tmp_path, "debug=tiny", "task=evaluate", "router=all_high", "kvcache=int8")
+    metrics = json.loads((folder / "metrics.json").read_text())
+    quality = metrics["quality"]
+    assert quality["kl_mean_nats"] > 1e-6
+    assert quality["kl_mean_nats"] != metrics["baselines"]["all_high"]["kl_mean_nats"]

@@ -171,7 +171,7 @@ def measure(setup: Setup) -> QualityReport:
     reference = LLM(
         setup.reference,
         executors=build_pool("full", setup.reference, kernels=setup.reference_kernels),
-        options=replace(setup.builder.options, dispatch="mixed"),
+        options=replace(setup.builder.plain_options, dispatch="mixed"),
     )
     measured = measure_quality(reference, systems.scored, setup.windows, setup.settings)
     qualities: dict[str, Quality] = dict(measured.systems)

@@ -80,10 +80,10 @@ def read_run(path: Path) -> FinishedRun:
     if not path.is_dir():
         raise ValueError(f"run={path}: no such folder; give a run folder, {_WHERE}")
     if not (path / "status.json").exists():
-        jobs = sorted(p.parent.name for p in path.glob("*/status.json"))
+        inside = sorted(p.parent.name for p in path.glob("*/status.json"))
         hint = (
-            f"it holds the jobs of a sweep: {', '.join(jobs)}; name one, e.g. run={path / jobs[0]}"
-            if jobs
+            f"it holds {len(inside)} of them; name one, e.g. run={path / inside[-1]}"
+            if inside
             else f"it has no status.json; give a run folder, {_WHERE}"
         )
         raise ValueError(f"run={path} is no run: {hint}")

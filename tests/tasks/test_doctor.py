@@ -1,0 +1,321 @@
+"""Guards task=doctor: a trouble that is not named, a healthy run that is called ill, a cure that Hydra refuses."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from tests.tasks.jobs import ROOT, compose_config, run_in
+from tokenrouter.tasks import build
+from tokenrouter.tasks.checks import check_config
+from tokenrouter.tasks.doctor import examine
+from tokenrouter.tasks.doctor_rules import RULES
+from tokenrouter.tasks.doctor_run import read_run
+
+Patch = dict[str, Any]
+
+STATUS = {"status": "ok", "job": "task=benchmark", "started_at": "2026-01-01T00:00:00+00:00"}
+PROVENANCE = {"commit": "0123456789abcdef", "dirty": False}
+CONFIG = {
+    "router._target_": "tokenrouter.routers.rule.RuleRouter",
+    "executor.low._target_": "tokenrouter.executors.int8.Int8Executor",
+    "scheduler.dispatch": "auto",
+    "scheduler.min_batch": 4,
+    "scheduler.max_wait_steps": 4,
+    "kvcache.retention": None,
+    "evaluation.num_repeats": 2,
+}
+METRICS = {
+    "throughput.workload.num_requests": 60,
+    "latency.ttft_ms.p99": 90.0,
+    "latency.queue_ms.mean": 200.0,
+    "latency.e2e_ms.mean": 900.0,
+    "router.us_per_token": 3.0,
+    "router.overhead_frac": 0.05,
+    "router.decided_frac": 1.0,
+    **{f"routes.high.{phase}_token_frac": 0.1 for phase in ("prefill", "decode")},
+    **{f"routes.low.{phase}_token_frac": 0.9 for phase in ("prefill", "decode")},
+    "routes.low.degraded_frac": 0.0,
+    "kv.peak_live_bytes": 20_000_000,
+    "kv.peak_allocated_bytes": 30_000_000,
+    "kv.saved_frac": 0.0,
+    "kv.evicted_tokens": 0.0,
+    "kv.int8_tokens": 0,
+    "kv.compactions": 0,
+    "baselines.all_high.output_tok_s": 100.0,
+    "baselines.static_batch.output_tok_s": 70.0,
+}
+RETAINS = {"kvcache.retention": {"interval": 128}}
+EVICTED = {"kv.evicted_tokens": 660.0, "kv.saved_frac": 0.4, "kv.compactions": 1}
+
+# rule, what is changed in a healthy run (config, metrics, other files), level, a part of what was seen
+CASES: tuple[tuple[str, Patch, Patch, Patch, str, str], ...] = (
+    (
+        "run_failed",
+        {},
+        {},
+        {"status": STATUS | {"status": "failed", "error": "ValueError: no pool"}},
+        "serious",
+        "ValueError: no pool",
+    ),
+    (
+        "run_unfinished",
+        {},
+        {},
+        {"status": STATUS | {"status": "running"}},
+        "serious",
+        "started at 2026-01-01",
+    ),
+    ("router_too_heavy", {}, {"router.overhead_frac": 0.06}, {}, "warning", "6.0%, 3.0 us per"),
+    ("router_too_heavy", {}, {"router.overhead_frac": 0.11}, {}, "serious", "overhead_frac 11.0%"),
+    ("cache_cold", {}, {"router.cache_hit_frac": 0.39}, {}, "warning", "cache_hit_frac 39.0%"),
+    (
+        "threshold_never_met",
+        {},
+        {"routes.high.decode_token_frac": 0.0, "routes.low.decode_token_frac": 1.0},
+        {},
+        "warning",
+        "routes.high.decode_token_frac 0",
+    ),
+    (
+        "threshold_never_met",
+        {},
+        {
+            "quality.routes.high.prefill_token_frac": 1.0,
+            "quality.routes.low.prefill_token_frac": 0.0,
+        },
+        {},
+        "warning",
+        "quality.routes.high.prefill_token_frac 1",
+    ),
+    ("tokens_degraded", {}, {"routes.low.degraded_frac": 1.0}, {}, "warning", "low.degraded_frac"),
+    ("retention_never_evicts", RETAINS, {}, {}, "warning", "kvcache.retention.interval=128"),
+    (
+        "retention_saves_nothing",
+        RETAINS,
+        EVICTED | {"kv.saved_frac": 0.01},
+        {},
+        "warning",
+        "kv.evicted_tokens 660, kv.saved_frac 1.0%",
+    ),
+    (
+        "freed_not_returned",
+        RETAINS,
+        EVICTED | {"kv.compactions": 0},
+        {},
+        "note",
+        "20.0 MB live, 30.0 MB allocated",
+    ),
+    (
+        "many_preemptions",
+        {},
+        {"router.decided_frac": 0.8},
+        {"steps": [{"num_preemptions": 2}, {"num_preemptions": 4}]},
+        "warning",
+        "6 preemptions in the last pass of 60 requests; 20.0% of the tokens ran again",
+    ),
+    (
+        "queued_waits",
+        {"scheduler.dispatch": "queued"},
+        {},
+        {},
+        "warning",
+        "latency.queue_ms.mean 200.0 of latency.e2e_ms.mean 900.0 (22%; ",
+    ),
+    (
+        "uniform_lengths",
+        {},
+        {"baselines.static_batch.output_tok_s": 97.0},
+        {},
+        "note",
+        "static_batch.output_tok_s 97.0, ",
+    ),
+    (
+        "too_few_requests",
+        {},
+        {"throughput.workload.num_requests": 49},
+        {},
+        "note",
+        "98 requests in all passes (49 different ones)",
+    ),
+    ("commit_unknown", {}, {}, {"provenance": PROVENANCE | {"dirty": True}}, "note", "01234567"),
+    ("commit_unknown", {}, {}, {"provenance": {"commit": None}}, "note", "no commit"),
+)
+
+
+def _nested(flat: Patch) -> Patch:
+    tree: Patch = {}
+    for path, value in flat.items():
+        *parents, last = path.split(".")
+        node = tree
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[last] = value
+    return tree
+
+
+def _folder(path: Path, config: Patch, metrics: Patch, files: Patch) -> Path:
+    """A run folder, healthy but for what is given."""
+    path.mkdir(exist_ok=True)
+    OmegaConf.save(OmegaConf.create(_nested(CONFIG | config)), path / "config.yaml")
+    (path / "metrics.json").write_text(json.dumps(_nested(METRICS | metrics)))
+    (path / "status.json").write_text(json.dumps(files.get("status", STATUS)))
+    (path / "provenance.json").write_text(json.dumps(files.get("provenance", PROVENANCE)))
+    steps = files.get("steps", [{"num_preemptions": 4}])
+    (path / "steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    return path
+
+
+@pytest.mark.parametrize(("rule", "config", "metrics", "files", "level", "seen"), CASES)
+def test_a_trouble_is_named_and_nothing_else(
+    tmp_path: Path, rule: str, config: Patch, metrics: Patch, files: Patch, level: str, seen: str
+) -> None:
+    [finding] = examine(read_run(_folder(tmp_path, config, metrics, files)))
+    assert (finding.rule, finding.level) == (rule, level)
+    assert seen in finding.seen
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {case[0] for case in CASES} == {rule.name for rule in RULES}
+
+
+@pytest.mark.parametrize(
+    ("config", "metrics"),
+    [
+        ({}, {}),
+        (RETAINS, EVICTED),
+        (RETAINS, {"kv.int8_tokens": 9}),
+        ({"scheduler.dispatch": "queued"}, {"latency.queue_ms.mean": 90.0}),
+        (
+            {"router._target_": "tokenrouter.routers.all_low.AllLowRouter"},
+            {"routes.high.decode_token_frac": 0.0, "routes.low.decode_token_frac": 1.0},
+        ),
+        ({}, {"routes.high.decode_token_frac": 0.0, "routes.low.decode_token_frac": 0.0}),
+        ({}, {"router.cache_hit_frac": 0.4}),
+    ],
+)
+def test_a_healthy_run_is_called_healthy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: Patch, metrics: Patch
+) -> None:
+    """All_low blamed for sending no token high; a compressing policy for evicting nothing; no decode for no decode."""
+    path = _folder(tmp_path / "run", config, metrics, {})
+    run_in(tmp_path / "doctor", "task=doctor", "logger=none", f"run={path}")
+    assert f"Healthy: none of {len(RULES)} rules applies." in capsys.readouterr().out
+
+
+def test_findings_are_printed_the_worst_first_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Notes above an error; a model loaded to read a few files."""
+
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(build, "load", load)
+    troubles = {"baselines.static_batch.output_tok_s": 99.0, "router.overhead_frac": 0.2}
+    path = _folder(tmp_path / "run", {}, troubles | {"router.cache_hit_frac": 0.1}, {})
+    run_in(tmp_path / "doctor", "task=doctor", "logger=none", f"run={path}")
+    kept = json.loads((tmp_path / "doctor" / "doctor.json").read_text())
+    names = ["router_too_heavy", "cache_cold", "uniform_lengths"]
+    assert [finding["rule"] for finding in kept["findings"]] == names
+    out = capsys.readouterr().out
+    assert re.findall(r"^(?:serious|warning|note): (\w+)$", out, flags=re.MULTILINE) == names
+    assert "cure: Decide once per request (`router=request_level`)" in out and "Healthy" not in out
+
+
+def test_a_real_run_is_examined_by_its_own_numbers(tradeoff_run: Path) -> None:
+    """Names of keys that no run writes."""
+    findings = {finding.rule: finding for finding in examine(read_run(tradeoff_run))}
+    metrics = json.loads((tradeoff_run / "metrics.json").read_text())
+    assert findings["too_few_requests"].seen.startswith("4 requests in all passes")
+    assert not {"run_failed", "run_unfinished", "tokens_degraded"} & set(findings)
+    overhead = metrics["router"]["overhead_frac"]
+    assert ("router_too_heavy" in findings) == (overhead > 0.05)
+    dirty = json.loads((tradeoff_run / "provenance.json").read_text())["dirty"]
+    assert ("commit_unknown" in findings) == (dirty is not False)
+
+
+def test_real_runs_with_troubles_show_them(tmp_path: Path) -> None:
+    """Config keys or values that a rule looks for and no run has."""
+    quiet = ("debug=tiny", "task=benchmark")
+    options = (
+        "router=all_low",
+        "executor=full",
+        "kvcache=sink_window",
+        "kvcache.num_slots=125",
+        "workload.prompt_lengths=[40,40,40]",
+        "workload.output_min=12",
+    )
+    with pytest.warns(UserWarning, match="whose executor the pool does not have"):
+        run_in(tmp_path / "run", *quiet, *options)
+    found = {finding.rule for finding in examine(read_run(tmp_path / "run"))}
+    assert {"tokens_degraded", "retention_never_evicts", "many_preemptions"} <= found
+
+
+def test_a_real_failure_is_named(tmp_path: Path) -> None:
+    """A run that failed before it wrote a config or metrics could not be read."""
+    with pytest.raises(ValueError, match="hi_frac"):
+        run_in(tmp_path, "debug=tiny", "+router.hi_frac=0.3")
+    [finding] = examine(read_run(tmp_path))
+    assert finding.rule == "run_failed" and "router.hi_frac is no option" in finding.seen
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, r"needs the folder of a run: add run=outputs/runs"),
+        (lambda path: path / "none", r"none: no such folder; give a run folder, outputs/runs"),
+        (lambda path: path, r"is no run: it has no status\.json; give a run folder"),
+        (lambda path: _sweep(path), r"it holds 2 of them; name one, e\.g\. run=.*sweep/1"),
+        (lambda path: _broken(path), r"metrics\.json cannot be read as JSON .*repeat the run"),
+    ],
+)
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, make: Any, message: str) -> None:
+    path = make(tmp_path)
+    overrides = [] if path is None else [f"run={path}"]
+    with pytest.raises(ValueError, match=message):
+        run_in(tmp_path / "doctor" / "own", "task=doctor", "logger=none", *overrides)
+
+
+def _sweep(path: Path) -> Path:
+    for job in ("0", "1"):
+        (path / "sweep").mkdir(exist_ok=True)
+        _folder(path / "sweep" / job, {}, {}, {})
+    return path / "sweep"
+
+
+def _broken(path: Path) -> Path:
+    _folder(path / "run", {}, {}, {})
+    (path / "run" / "metrics.json").write_text('{"kv": ')
+    return path / "run"
+
+
+BASES = {
+    "kvcache.retention.policy.threshold": ("kvcache=threshold",),
+    "kvcache.retention": ("kvcache=heavy_hitter",),
+    "router.high_frac": ("router=random",),
+    "workload.num_requests": ("workload=poisson",),
+}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_every_cure_is_an_override_that_the_config_takes(rule: Any) -> None:
+    """A cure with a misspelt key, a choice that is not there, or a value that the engine refuses."""
+    for override in re.findall(r"`([\w.]+=[^`]+)`", rule.cure):
+        base = next((b for key, b in BASES.items() if override.startswith(key)), ())
+        cfg = compose_config(*base, override, "paths.data_dir=/data")
+        check_config(cfg)
+        build.engine_options(cfg)
+        for part in (cfg.router, cfg.executor, cfg.workload):
+            instantiate(part)
+
+
+def test_the_troubleshooting_page_has_the_same_table() -> None:
+    """A rule without its row, a row without its rule, or two texts that say different things."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    rows = [line for line in page.splitlines() if re.match(r"\| `\w+_\w+` \|", line)]
+    assert rows == [f"| `{r.name}` | {r.when} | {r.why} | {r.cure} |" for r in RULES]
