@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,8 +15,9 @@ from tokenrouter.engine.sampler import SampledTokens, Sampler
 from tokenrouter.executors import build_pool
 from tokenrouter.models import tiny_random
 from tokenrouter.routers import AllHighRouter, AllLowRouter, RandomRouter
+from tokenrouter.scheduler.request import NEVER
 from tokenrouter.tasks import bisect, build
-from tokenrouter.tasks.bisect_differences import first_difference
+from tokenrouter.tasks.bisect_differences import first_difference, unseen_entries
 from tokenrouter.tasks.bisect_systems import make_systems
 from tokenrouter.workloads import RequestSpec
 
@@ -178,6 +180,15 @@ def test_the_first_difference(
     before: tuple[int, ...], after: tuple[int, ...], token: int | None
 ) -> None:
     assert first_difference(before, after) == token
+
+
+@pytest.mark.parametrize(("position", "unseen"), [(15, {}), (16, {1: 16}), (32, {1: 16, 0: 32})])
+def test_an_entry_is_unseen_from_the_query_at_its_eviction_on(
+    position: int, unseen: dict[int, int]
+) -> None:
+    """The first query after an eviction still counted as seeing the entry."""
+    assert unseen_entries(np.array([32, 16, NEVER], np.int32), position) == unseen
+    assert unseen_entries(None, position) == {}
 
 
 @pytest.mark.parametrize("value", ["-1", "few", ".inf"])

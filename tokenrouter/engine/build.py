@@ -16,7 +16,7 @@ from tokenrouter.engine.stats import EngineStats
 from tokenrouter.engine.step import ForwardBuilder
 from tokenrouter.executors import ExecutorPool
 from tokenrouter.features import FeatureExtractor, TokenTypeTable
-from tokenrouter.kvcache import Compactor, KVArena, KVPool
+from tokenrouter.kvcache import Compactor, HostTier, KVArena, KVPool
 from tokenrouter.models import Decoder, LoadedModel
 from tokenrouter.routers.base import Router
 from tokenrouter.scheduler import POLICIES, Scheduler, StaticBatchScheduler
@@ -44,6 +44,13 @@ def build_engine(
     routes = executable_routes(router, model.config.num_layers, pool.executors)
     layer_groups = _layer_groups(model.config.num_layers)
     kv_pool, arena = _memory(model, options, num_groups=max(layer_groups) + 1)
+    host = None
+    if options.num_host_slots:
+        used = {name: pool.executors[name] for name in sorted(routes.used)}
+        recompute_s = costs.measure(used, model).token_s
+        host = HostTier(
+            kv_pool, arena, layer_groups, options.num_host_slots, recompute_s=recompute_s
+        )
     observer = Observer(options.observe, layer_groups) if options.observe else None
     retainer = None
     if options.retention is not None:
@@ -58,11 +65,7 @@ def build_engine(
                 routes.executed_of,
                 routes.table.names,
             ),
-            scheduler=_scheduler(
-                kv_pool,
-                options,
-                cut_every=options.retention.interval if options.retention else None,
-            ),
+            scheduler=_scheduler(kv_pool, options, host),
             dispatcher=_dispatcher(routes, model, pool, options),
             runner=Runner(
                 Decoder(model, pool.kernels, layer_groups),
@@ -139,9 +142,12 @@ def _memory(
     return pool, arena
 
 
-def _scheduler(pool: KVPool, options: EngineOptions, *, cut_every: int | None = None) -> Scheduler:
+def _scheduler(pool: KVPool, options: EngineOptions, host: HostTier | None) -> Scheduler:
     policy = POLICIES[options.scheduler]
+    cut_every = options.retention.interval if options.retention else None
     if issubclass(policy, StaticBatchScheduler):
         size = options.static_batch_size or min(DEFAULT_STATIC_BATCH, options.max_num_seqs)
-        return policy(pool=pool, limits=options.limits, batch_size=size, cut_every=cut_every)
-    return policy(pool=pool, limits=options.limits, cut_every=cut_every)
+        return policy(
+            pool=pool, limits=options.limits, batch_size=size, cut_every=cut_every, host=host
+        )
+    return policy(pool=pool, limits=options.limits, cut_every=cut_every, host=host)

@@ -39,6 +39,11 @@ class CostModel:
         share = (max(num_tokens, low) - low) / (high - low)
         return known[right - 1] * (1 - share) + known[right] * share
 
+    @property
+    def token_s(self) -> float:
+        """Of one token among many, on the cheapest executor: the least that computing it again costs."""
+        return min(known[-1] for known in self.seconds.values()) / SIZES[-1]
+
     def saved_s(self, executor: str, num_tokens: int, batch: int) -> float:
         """What ``num_tokens`` tokens save when they run among ``batch`` tokens of their executor."""
         alone_s = self.tokenwise_s(executor, num_tokens)

@@ -37,6 +37,8 @@ class EngineOptions:
         seed: of the random stream shared by requests without a seed of their own.
         log_decisions: keep every decision for decisions.parquet.
         observe: attention statistics, which ``LLMEngine.attention_received`` hands out; None: none are taken.
+        num_host_slots: entries of preempted requests that are kept outside the pool and come back bit for bit; without
+            room, or where a copy costs more by what is measured at start-up, a request is computed again. 0: all are.
         kv_cache_dtype: auto (the model's), or int8 with a scale per token and head, from the first write on.
         retention: which KV entries are kept; None: all, until their request ends. Not together with ``observe``.
 
@@ -62,6 +64,7 @@ class EngineOptions:
     seed: int = 0
     log_decisions: bool = False
     observe: ObserveOptions | None = None
+    num_host_slots: int = 0
     kv_cache_dtype: KVCacheDtype = "auto"
     retention: RetentionOptions | None = None
 
@@ -69,7 +72,13 @@ class EngineOptions:
         check_choice(self, "scheduler", tuple(POLICIES))
         check_choice(self, "dispatch", get_args(DispatchMode))
         check_choice(self, "kv_cache_dtype", get_args(KVCacheDtype))
-        lowest = {"num_kv_slots": 1, "static_batch_size": 1, "min_batch": 1, "max_wait_steps": 0}
+        lowest = {
+            "num_kv_slots": 1,
+            "num_host_slots": 0,
+            "static_batch_size": 1,
+            "min_batch": 1,
+            "max_wait_steps": 0,
+        }
         check_least(self, lowest)
         if self.observe is not None and self.retention is not None:
             raise ValueError(

@@ -2,7 +2,8 @@
 
 from tokenrouter.kvcache.arena import KVArena
 from tokenrouter.kvcache.compaction import Compactor
+from tokenrouter.kvcache.host import HostTier, Swapped
 from tokenrouter.kvcache.pool import KVPool
 from tokenrouter.kvcache.table import SlotTable
 
-__all__ = ["Compactor", "KVArena", "KVPool", "SlotTable"]
+__all__ = ["Compactor", "HostTier", "KVArena", "KVPool", "SlotTable", "Swapped"]

@@ -68,6 +68,29 @@ class KVArena:
         """Bytes that one token in int8 occupies over all layers, scales included."""
         return self._int8_bytes
 
+    def is_int8(self, slots_N: Tensor) -> Tensor:
+        """Which of the slots (int64) hold int8 entries, bool."""
+        return slots_N > self.null_slot
+
+    def read(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Int8Entries]:
+        """Copies of the full entries among ``slots_N``, and of those in int8, in their order."""
+        is_int8_N, kv_SPD = self.is_int8(slots_N), self.layers[layer]
+        full = kv_SPD[slots_N[~is_int8_N]]
+        if self.int8 is None:
+            return full, Int8Entries(torch.empty(0, dtype=torch.int8), torch.empty(0))
+        at = slots_N[is_int8_N] - self.null_slot - 1
+        return full, Int8Entries(*(part[at] for part in self.int8[layer]))
+
+    def write(
+        self, layer: int, slots_N: Tensor, is_int8_N: Tensor, full: Tensor, int8: Int8Entries
+    ) -> None:
+        """Puts back what ``read`` gave, to other slots of the same forms."""
+        self.layers[layer][slots_N[~is_int8_N]] = full
+        if self.int8 is not None:
+            at = slots_N[is_int8_N] - self.null_slot - 1
+            for to, part in zip(self.int8[layer], int8, strict=True):
+                to[at] = part
+
     def to_int8(self, layer: int, moves: Moves) -> None:
         """Quantises full entries of one layer into int8 slots."""
         assert self.int8 is not None

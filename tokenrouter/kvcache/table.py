@@ -156,6 +156,32 @@ class SlotTable:
         slots_N[chosen] = after
         return Moves(before, after)
 
+    def restore(
+        self,
+        row: int,
+        positions_N: NDArray[np.int64],
+        num_seen: int,
+        is_int8_N: NDArray[np.bool_],
+    ) -> None:
+        """Gives a fresh row slots for entries that it had before, which must fit; converted ones get int8 slots again.
+
+        Args:
+            row: without entries.
+            positions_N: original positions, ascending.
+            num_seen: tokens that the row has then seen.
+            is_int8_N: where new tokens are full: which entries were converted.
+        """
+        assert not self.num_kept_R[row] and len(positions_N) <= self.free
+        if len(positions_N):
+            found = self._take(row, 0, len(positions_N))
+            self.slots_RN[row, : len(found)] = found
+            self.positions_RN[row, : len(found)] = positions_N
+            self._own(row, found)
+            self._count(row, len(found))
+        self.num_seen_R[row] = num_seen
+        if self.first_slot == 0 and is_int8_N.any():
+            self.convert(row, is_int8_N)
+
     def close_ranks(self) -> Moves:
         """Moves all entries to the first slots of their form, row by row, so that other memory can be given back.
 

@@ -8,7 +8,7 @@ features. A policy is a class on ``ContinuousScheduler`` with one function, ``ra
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from tokenrouter.kvcache import KVPool
+from tokenrouter.kvcache import HostTier, KVPool
 from tokenrouter.scheduler.limits import SchedulerLimits
 from tokenrouter.scheduler.request import Request
 
@@ -46,12 +46,18 @@ class Scheduler(ABC):
         limits: of a step, and of waiting.
         max_num_seqs: requests that run at once, at most; the limits' unless it is lowered.
         cut_every: a chunk ends at the next multiple of it, in the request's own positions; None: anywhere.
+        host: keeps the entries of preempted requests while it has room; None, or full: they are computed again.
         waiting: requests without a row, the next one first.
         running: requests with a row, in the order in which they got it.
     """
 
     def __init__(
-        self, *, pool: KVPool, limits: SchedulerLimits, cut_every: int | None = None
+        self,
+        *,
+        pool: KVPool,
+        limits: SchedulerLimits,
+        cut_every: int | None = None,
+        host: HostTier | None = None,
     ) -> None:
         if cut_every is not None and cut_every < 1:
             raise ValueError(f"cut_every must be at least 1, got {cut_every}")
@@ -59,6 +65,7 @@ class Scheduler(ABC):
         self.limits = limits
         self.max_num_seqs = limits.max_num_seqs
         self.cut_every = cut_every
+        self.host = host
         self.waiting: list[Request] = []
         self.running: list[Request] = []
 

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from bisect import insort
 from typing import ClassVar
 
-from tokenrouter.kvcache import KVPool
+from tokenrouter.kvcache import HostTier, KVPool
 from tokenrouter.scheduler.base import Scheduler, StepPlan
 from tokenrouter.scheduler.draft import Draft
 from tokenrouter.scheduler.limits import SchedulerLimits
@@ -39,10 +39,15 @@ class ContinuousScheduler(Scheduler):
     heeds_priority: ClassVar[bool] = False
 
     def __init__(
-        self, *, pool: KVPool, limits: SchedulerLimits, cut_every: int | None = None
+        self,
+        *,
+        pool: KVPool,
+        limits: SchedulerLimits,
+        cut_every: int | None = None,
+        host: HostTier | None = None,
     ) -> None:
         """See Scheduler."""
-        super().__init__(pool=pool, limits=limits, cut_every=cut_every)
+        super().__init__(pool=pool, limits=limits, cut_every=cut_every, host=host)
         self._numbers = itertools.count()
         self._turns = itertools.count()
         self._stood_back_steps = 0
@@ -73,6 +78,9 @@ class ContinuousScheduler(Scheduler):
             request.row = -1
         elif request in self.waiting:
             self.waiting.remove(request)
+            if request.swapped is not None and self.host is not None:
+                self.host.drop(request.swapped)
+                request.swapped = None
 
     def schedule(self) -> StepPlan:
         """See Scheduler; the phase that stands back runs where the first one finds nothing to run."""
@@ -160,8 +168,12 @@ class ContinuousScheduler(Scheduler):
 
     def _preempt(self, victim: Request) -> None:
         self.running.remove(victim)
-        self.pool.release(victim.row)
-        victim.row, victim.num_computed, victim.waited_steps = -1, 0, 0
+        if self.host is not None and victim.num_computed:
+            victim.swapped = self.host.swap_out(victim.row, victim.num_computed)
+        if victim.swapped is None:
+            self.pool.release(victim.row)
+            victim.num_computed = 0
+        victim.row, victim.waited_steps = -1, 0
         victim.num_preemptions += 1
         victim.num_overtaken += any(r.number > victim.number for r in self._unfinished())
         victim.start_waiting()
@@ -177,11 +189,15 @@ class ContinuousScheduler(Scheduler):
         while self._may_admit() and draft.left(decoding=False) and self._fits(self.waiting[0]):
             request = self.waiting.pop(0)
             request.row = self.pool.acquire_row(request.max_total)
+            if request.swapped is not None and self.host is not None:
+                self.host.swap_in(request.swapped, request.row)
+                request.swapped = None
             length = self._length(request, draft)
-            extended = self.pool.extend(request.row, length)
+            extended = self.pool.extend(request.row, request.num_computed + length)
             assert extended, "the pool refused slots it had counted as free"
             self.running.append(request)
-            draft.take(request, length)
+            if length:
+                draft.take(request, length)
             self._count_overtaken(request)
 
     def _count_overtaken(self, admitted: Request) -> None:

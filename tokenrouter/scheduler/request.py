@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenrouter.features import TokenHistory
+from tokenrouter.kvcache import Swapped
 from tokenrouter.sampling_params import SamplingParams
 
 UNDECIDED = -1
@@ -44,7 +45,7 @@ class Request:
         number: its place in the order of arrival, given by the scheduler.
         num_overtaken: how often a request that came later was admitted before it, or ran on while it was preempted.
         last_turn: number of its last chunk among all that were planned, -1 before.
-        num_computed: tokens below it have their KV; preemption sets it back to 0.
+        num_computed: tokens below it have their KV; preemption by recompute sets it back to 0.
         num_run: tokens below it have run at least once; never falls.
         num_handed: positions below it had their logits handed to the sink.
         row: its row in the pool's slot table, -1 while it has none.
@@ -59,6 +60,7 @@ class Request:
         requested_N: the router's decision per position (int16), UNDECIDED where there is none yet.
         evicted_at_GN: int32, per layer group and position the number of tokens that the request had when the entry was
             evicted, NEVER where it was not: queries from that position on do not see it. None without retention.
+        swapped: its entries in the host tier, while it waits with them.
     """
 
     request_id: str
@@ -89,6 +91,7 @@ class Request:
     decision: RequestDecision | None = None
     requested_N: NDArray[np.int16] = field(init=False)
     evicted_at_GN: NDArray[np.int32] | None = None
+    swapped: Swapped | None = None
 
     def __post_init__(self) -> None:
         self.requested_N = np.full(self.max_total, UNDECIDED, np.int16)

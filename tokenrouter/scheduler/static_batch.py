@@ -1,6 +1,6 @@
 """Static batching, the baseline: whole requests in, whole requests out."""
 
-from tokenrouter.kvcache import KVPool
+from tokenrouter.kvcache import HostTier, KVPool
 from tokenrouter.scheduler.draft import Draft
 from tokenrouter.scheduler.fcfs import FCFSScheduler
 from tokenrouter.scheduler.limits import SchedulerLimits
@@ -26,8 +26,9 @@ class StaticBatchScheduler(FCFSScheduler):
         limits: SchedulerLimits,
         batch_size: int,
         cut_every: int | None = None,
+        host: HostTier | None = None,
     ) -> None:
-        super().__init__(pool=pool, limits=limits, cut_every=cut_every)
+        super().__init__(pool=pool, limits=limits, cut_every=cut_every, host=host)
         if not 1 <= batch_size <= limits.max_num_seqs:
             raise ValueError(
                 f"batch_size {batch_size} must lie in 1 .. max_num_seqs {limits.max_num_seqs}"

@@ -90,6 +90,20 @@ def first_difference(before: Sequence[int], after: Sequence[int]) -> int | None:
     return next((index for index, (old, new) in pairs if old != new), None)
 
 
+def unseen_entries(evicted_at_N: NDArray[np.int32] | None, position: int) -> dict[int, int]:
+    """Positions whose entries the query at ``position`` does not see, and when they were evicted.
+
+    Args:
+        evicted_at_N: int32 per position, the number of tokens that the request had when its entry was evicted; None:
+            nothing was.
+        position: of the query in its request.
+    """
+    if evicted_at_N is None:
+        return {}
+    gone = np.flatnonzero(evicted_at_N <= position)
+    return dict(zip(gone.tolist(), evicted_at_N[gone].tolist(), strict=True))
+
+
 def _difference(
     number: int, token: int, old: RequestOutput, after: Served, near_tie_logits: float
 ) -> Difference:
@@ -98,7 +112,7 @@ def _difference(
     before_id, after_id = _only(old).token_ids[token], new.token_ids[token]
     position = len(old.prompt_token_ids) + token - 1
     decision = _decision(after.decisions, request_id, position, llm.engine.route_table.names)
-    evicted_at = _evicted_at(after.evicted_at.get(request_id), position)
+    evicted_at = unseen_entries(after.evicted_at.get(request_id), position)
     best_gap, swap_gap = _gaps(_candidates(_only(old), token), before_id, after_id)
     counts = np.bincount(new.routes[: position + 1], minlength=len(llm.engine.route_table.names))
     prompt = llm.tokenizer.decode(list(old.prompt_token_ids[:PROMPT_TOKENS]))
@@ -155,11 +169,3 @@ def _decision(
                 reason=recorder.reasons[block["reason"][row]],
             )
     raise AssertionError(f"no decision of request {request_id} at position {position}")
-
-
-def _evicted_at(evicted_at_N: NDArray[np.int32] | None, position: int) -> dict[int, int]:
-    """Positions whose entries the query at ``position`` does not see, and when they were evicted."""
-    if evicted_at_N is None:
-        return {}
-    gone = np.flatnonzero(evicted_at_N <= position)
-    return dict(zip(gone.tolist(), evicted_at_N[gone].tolist(), strict=True))

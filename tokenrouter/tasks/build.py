@@ -99,6 +99,7 @@ def engine_options(cfg: DictConfig) -> EngineOptions:
         min_batch=scheduler.min_batch,
         max_wait_steps=scheduler.max_wait_steps,
         num_kv_slots=cfg.kvcache.num_slots,
+        num_host_slots=cfg.kvcache.num_host_slots,
         kv_cache_dtype=cfg.kvcache.dtype,
         retention=instantiate(cfg.kvcache.retention),
         seed=cfg.seed,

@@ -1,0 +1,124 @@
+"""Guards preemption by swap: requests that come back from the host tier go on bit for bit where they were."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.engine.tools import greedy, prompts, run_all, tiny, tokens
+from tokenrouter import LLM, EngineOptions, SamplingParams
+from tokenrouter.executors import build_pool
+from tokenrouter.kvcache import HostTier
+from tokenrouter.kvcache.retention import Full, HeavyHitter, RetentionOptions
+from tokenrouter.scheduler import Request
+
+RETENTION = RetentionOptions(policy=HeavyHitter(evicted_frac=0.3), interval=8, window=4, recent=3)
+CONVERTS = RetentionOptions(policy=Full(), interval=8, window=4, recent=3, compress="old")
+FORMS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "int8": {"kv_cache_dtype": "int8"},
+    "evicting": {"retention": RETENTION},
+    "converting": {"retention": CONVERTS},
+}
+
+
+def engine(**options: Any) -> LLM:
+    executors = build_pool("full", tiny(), kernels="native")
+    return LLM(tiny(), executors=executors, options=EngineOptions(**options))
+
+
+def host_of(llm: LLM) -> HostTier:
+    host = llm.engine.scheduler.host
+    assert host is not None
+    return host
+
+
+def always_swap(llm: LLM) -> None:
+    """A tiny model is computed again faster than anything is measured."""
+    host_of(llm)._recompute_s = float("inf")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("scheduler", ["fcfs", "shortest_first", "static_batch"])
+def test_swapping_under_load_changes_no_output(form: str, scheduler: str) -> None:
+    """A token computed twice or not at all, entries of another request, statistics that start anew."""
+    options = FORMS[form] | {"max_num_batched_tokens": 64, "max_num_seqs": 24}
+    many = {
+        "scheduler": scheduler,
+        "static_batch_size": 24 if scheduler == "static_batch" else None,
+    }
+    expected = [tokens(o) for o in engine(**options).generate(prompts()[:24], greedy(40))]
+    llm = engine(**options, **many, num_kv_slots=140, num_host_slots=4000)
+    always_swap(llm)
+    host = host_of(llm)
+    for index, prompt in enumerate(prompts()[:24]):
+        llm.engine.add_request(str(index), prompt, greedy(40))
+
+    def check() -> None:
+        held = [r.swapped.num_entries for r in llm.engine.scheduler.waiting if r.swapped]
+        assert host.live == sum(held) and host.free + host.live == host.num_slots
+
+    last = run_all(llm, check)
+    assert llm.engine.stats.num_preemptions > 3 and host.peak_live > 100
+    assert llm.engine.stats.reused_tokens == 0, "a swapped token ran again"
+    assert host.live == 0
+    differing = sum(tokens(last[str(i)]) != expected[i] for i in range(24))
+    assert differing <= 1  # near-ties: other company in a step
+
+
+def test_logits_after_a_swap_are_bit_equal() -> None:
+    """Entries that were rounded on their way: alone before and after, so company does not matter."""
+    results: list[list[Tensor]] = []
+    for swaps in (False, True):
+        llm = engine(max_num_seqs=1, num_host_slots=500)
+        always_swap(llm)
+        rows: list[Tensor] = []
+        llm.engine.add_request(
+            "a",
+            prompts()[2],
+            SamplingParams(),
+            forced_ids=list(range(5, 45)),
+            logits_sink=lambda _, logits_RV, rows=rows: rows.append(logits_RV.clone()),
+        )
+        steps = 0
+        while llm.engine.has_unfinished():
+            llm.engine.step()
+            steps += 1
+            running = llm.engine.scheduler.running
+            if swaps and steps % 5 == 0 and running:
+                preempt(llm, running[0])
+        results.append(rows)
+    assert len(results[0]) == len(results[1]) == 41
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def preempt(llm: LLM, request: Request) -> None:
+    scheduler = llm.engine.scheduler
+    scheduler._preempt(request)  # type: ignore[attr-defined]
+    assert request.swapped is not None
+    scheduler.waiting.insert(0, request)
+
+
+def test_an_aborted_request_leaves_the_host_tier() -> None:
+    """Room that is never given back, until nothing can be swapped any more."""
+    llm = engine(max_num_seqs=4, num_host_slots=500)
+    always_swap(llm)
+    for index in range(3):
+        llm.engine.add_request(str(index), prompts()[index], greedy(20))
+    llm.engine.step()
+    preempt(llm, llm.engine.scheduler.running[-1])
+    assert host_of(llm).live > 0
+    for index in range(3):
+        llm.engine.abort(str(index))
+    assert host_of(llm).live == 0 and llm.engine.pool.live == 0
+
+
+def test_a_full_host_tier_recomputes() -> None:
+    """A request that is lost, or waits for room on the host, where it could be computed again."""
+    llm = engine(num_kv_slots=140, num_host_slots=10, max_num_seqs=24)
+    always_swap(llm)
+    outputs = [tokens(o) for o in llm.generate(prompts()[:24], greedy(40))]
+    assert llm.engine.stats.reused_tokens > 0
+    expected = [tokens(o) for o in engine().generate(prompts()[:24], greedy(40))]
+    assert sum(a != b for a, b in zip(outputs, expected, strict=True)) <= 1
