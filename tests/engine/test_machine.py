@@ -16,7 +16,7 @@ from tokenrouter.executors.packing import PackedModel
 from tokenrouter.kernels import select
 from tokenrouter.models import LoadedModel, tiny_random
 from tokenrouter.routers import RandomRouter
-from tokenrouter.scheduler import Scheduler
+from tokenrouter.scheduler import POLICIES, Scheduler
 
 MAX_TOTAL = 36
 
@@ -66,7 +66,9 @@ class EngineMachine(RuleBasedStateMachine):
     """The engine against each request run alone."""
 
     @initialize(
-        scheduler=st.sampled_from(["fcfs", "static_batch"]),
+        scheduler=st.sampled_from(sorted(POLICIES)),
+        phase_order=st.sampled_from(["mixed", "prefill_first", "decode_first"]),
+        host_slots=st.sampled_from([0, 20, 200]),
         dispatch=st.sampled_from(["mixed", "queued", "auto"]),
         seats=st.integers(1, 5),
         more_tokens=st.sampled_from([0, 3, 20]),
@@ -77,6 +79,8 @@ class EngineMachine(RuleBasedStateMachine):
     def start(
         self,
         scheduler: str,
+        phase_order: str,
+        host_slots: int,
         dispatch: str,
         seats: int,
         more_tokens: int,
@@ -86,6 +90,8 @@ class EngineMachine(RuleBasedStateMachine):
     ) -> None:
         self.llm = make(
             scheduler=scheduler,
+            phase_order=phase_order,
+            num_host_slots=host_slots,
             dispatch=dispatch,
             max_num_seqs=seats,
             max_num_batched_tokens=seats + more_tokens,
@@ -95,6 +101,8 @@ class EngineMachine(RuleBasedStateMachine):
             max_wait_steps=max_wait,
         )
         self.engine = self.llm.engine
+        if self.engine.scheduler.host is not None:
+            self.engine.scheduler.host._recompute_s = float("inf")
         self.asked: dict[str, tuple[tuple[int, ...], int]] = {}
         self.last: dict[str, RequestOutput] = {}
         self.aborted: set[str] = set()
