@@ -133,6 +133,26 @@ def test_neighbours_share_what_the_window_looks_at() -> None:
     assert kept_N.nonzero().flatten().tolist() == [5, 6, 7, 8, 9]
 
 
+def test_the_newest_have_a_share_of_the_budget() -> None:
+    """A share of the entries instead of the budget, or one that comes on top of it."""
+    mean_N = torch.linspace(1, 0, 40)  # scores alone would keep the oldest
+    for recent_frac, newest in ((0.0, 0), (0.5, 10), (0.8, 16), (1.0, 20)):
+        policy = HeavyHitter(evicted_frac=0.5, recent_frac=recent_frac)
+        kept_N = policy.keep(entries(40, mean_N=mean_N.clone()), nothing(40))
+        expected = [*range(20 - newest), *range(40 - newest, 40)]
+        assert kept_N.nonzero().flatten().tolist() == expected
+
+
+def test_old_windows_fade() -> None:
+    """A decay of the weights alone: the mean then shrinks with every window."""
+    statistics, positions_N = EntryStatistics(decay=0.5), torch.arange(2)
+    for weights in (torch.tensor([4.0, 0.0]), torch.tensor([0.0, 4.0])):
+        statistics.add(weights, positions_N, 10, 14)
+        last_N, mean_N = statistics.close_window(2)
+        assert torch.equal(last_N, weights / 4)
+    assert torch.allclose(mean_N, torch.tensor([2.0 / 6, 4.0 / 6]))
+
+
 def test_thresholds_and_their_units() -> None:
     """0.01 means one in a hundred entries or a weight; they differ by the length of the request."""
     mean_N = torch.tensor([0.5, 0.2, 0.1, 0.02, 0.18])
@@ -212,12 +232,14 @@ def test_refusals() -> None:
         ({"sinks": -1}, "sinks must be at least 0"),
         ({"recent": 0}, "recent must be at least 1"),
         ({"layers": 0}, "at least one layer"),
+        ({"decay": 0.0}, "decay=0.0 must be over 0"),
     ):
         with pytest.raises(ValueError, match=message):
             RetentionOptions(policy=policy, **options)  # type: ignore[arg-type]
     for make, message in (
         (lambda: HeavyHitter(evicted_frac=1.0), "must be 0 to below 1"),
         (lambda: HeavyHitter(max_entries=0), "max_entries=0 must be at least 1"),
+        (lambda: HeavyHitter(recent_frac=1.1), "recent_frac=1.1 must be 0 to 1"),
         (lambda: Threshold(threshold=0), "must be over 0"),
         (lambda: Threshold(unit="share"), "must be 'weight' or 'relative'"),  # type: ignore[arg-type]
         (lambda: ObservationWindow(pool_size=4), "must be odd"),

@@ -112,7 +112,7 @@ class Retainer:
 
     def _start(self, request: Request) -> None:
         """Of a new request, and of one that is computed again."""
-        self._statistics[request] = [EntryStatistics() for _ in self._groups]
+        self._statistics[request] = [EntryStatistics(self.options.decay) for _ in self._groups]
         shape = len(self._groups), request.max_total
         request.evicted_at_GN = np.full(shape, NEVER, np.int32)
 

@@ -24,7 +24,7 @@ class Entries:
         num_seen: tokens of the request so far, those evicted included: a multiple of the interval.
         last_N: float32, mean attention weight from the queries of the last window that could see the entry (over
             heads and observed layers).
-        mean_N: the same over all windows so far.
+        mean_N: the same over all windows so far, each worth ``decay`` times the next.
         key_norm_N: float32, L2 norm of the key, mean over key heads and layers.
         draw_N: float32 in [0, 1), a hash of the entry's prefix and the policy's seed.
         class_N: int64, index into ``CLASSES``: the retention class of the entry's token.
@@ -73,7 +73,7 @@ class Budget:
         max_entries: at most so many, however long the request; None: no such bound.
 
     Raises:
-        ValueError: out of range, or a budget that evicts nothing.
+        ValueError: out of range.
     """
 
     evicted_frac: float = 0.0
@@ -97,14 +97,22 @@ class ScoredPolicy(RetentionPolicy):
 
     Attributes:
         evicted_frac, max_entries: see Budget.
+        recent_frac: share of the budget that the newest entries have, whatever their scores: most of what a small model
+            looks at is near, and scores choose the rest best (experiments/LOG.md).
+
+    Raises:
+        ValueError: out of range.
     """
 
     evicted_frac: float = 0.5
     max_entries: int | None = None
+    recent_frac: float = 0.0
     _budget: Budget = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._budget = Budget(evicted_frac=self.evicted_frac, max_entries=self.max_entries)
+        if not 0.0 <= self.recent_frac <= 1.0:
+            raise ValueError(f"recent_frac={self.recent_frac} must be 0 to 1")
 
     @abstractmethod
     def score(self, entries: Entries) -> Tensor:
@@ -116,6 +124,7 @@ class ScoredPolicy(RetentionPolicy):
         if num_kept >= len(entries):
             return torch.ones(len(entries), dtype=torch.bool)
         score_N = self.score(entries).masked_fill(is_guarded_N, float("inf"))
+        score_N[len(entries) - int(self.recent_frac * num_kept) :] = float("inf")
         newest_first = score_N.flip(0).sort(descending=True, stable=True).indices[:num_kept]
         is_kept_N = torch.zeros(len(entries), dtype=torch.bool)
         is_kept_N[len(entries) - 1 - newest_first] = True

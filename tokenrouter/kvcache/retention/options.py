@@ -19,6 +19,7 @@ class RetentionOptions:
         policy: what is evicted.
         interval: tokens from one decision to the next, at least 1; also the largest prefill chunk.
         window: observed queries, 1 to ``interval``.
+        decay: what the attention of a window is worth in the mean when the next one closes, over 0, at most 1.
         layers: how many layers are observed, evenly spread, or which; more cost more in prefill.
         sinks: first tokens that are never evicted.
         recent: last tokens that are never evicted, at least 1.
@@ -32,6 +33,7 @@ class RetentionOptions:
     policy: RetentionPolicy
     interval: int = 128
     window: int = 32
+    decay: float = 1.0
     layers: int | Sequence[int] = 4
     sinks: int = 4
     recent: int = 32
@@ -41,6 +43,8 @@ class RetentionOptions:
         for name, least in (("interval", 1), ("window", 1), ("sinks", 0), ("recent", 1)):
             if (value := getattr(self, name)) < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
+        if not 0.0 < self.decay <= 1.0:
+            raise ValueError(f"decay={self.decay} must be over 0 and at most 1")
         if self.compress not in (None, "class", "old"):
             raise ValueError(f"compress={self.compress!r} must be 'class', 'old' or null")
         if self.window > self.interval:

@@ -10,7 +10,9 @@ from torch import Tensor
 class EntryStatistics:
     """Sums of attention weights, and how many queries could give one, per entry."""
 
-    def __init__(self) -> None:
+    def __init__(self, decay: float = 1.0) -> None:
+        """``decay``: what a window is worth when the next one closes, over 0, at most 1."""
+        self._decay = decay
         self._total = torch.zeros(2, 0)  # weights and queries, closed windows
         self._open = torch.zeros(2, 0)  # the same of the window that is not over yet
 
@@ -30,9 +32,10 @@ class EntryStatistics:
     def close_window(self, num_entries: int) -> tuple[Tensor, Tensor]:
         """Ends the window: mean weight per query that could see the entry, in this window and in all."""
         last = _padded(self._open, num_entries)
-        self._total = _padded(self._total, num_entries) + last
+        self._total = _padded(self._total, num_entries) * self._decay + last
         self._open = torch.zeros(2, 0)
-        return last[0] / last[1].clamp_min(1), self._total[0] / self._total[1].clamp_min(1)
+        mean_N = self._total[0] / self._total[1].clamp_min(1e-9)
+        return last[0] / last[1].clamp_min(1), mean_N
 
     def keep(self, is_kept_N: Tensor) -> None:
         """Drops evicted entries; between windows only."""
