@@ -243,6 +243,7 @@ def test_entries_that_move_change_no_output(monkeypatch: pytest.MonkeyPatch) -> 
     """Slots that a plan, a statistic or a promise still names after the entries have moved."""
     monkeypatch.setattr(compaction, "MIN_SLOTS", 20)
     monkeypatch.setattr(compaction, "MIN_FREE_FRAC", 0.2)
+    monkeypatch.setattr(compaction, "PATIENCE_STEPS", 0)
     results = []
     for policy in (Full(), HeavyHitter()):
         llm = LLM(tiny(), options=options(policy))

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenrouter.kvcache import Compactor, KVArena, KVPool
+from tokenrouter.kvcache.compaction import PATIENCE_STEPS
 
 
 def resident_bytes() -> int:
@@ -100,6 +101,23 @@ def test_the_process_becomes_smaller() -> None:
     assert bool((arena.kv_LSPD[:, :4_000] == 1).all())
     assert pool.peak_touched == 40_000
     assert not compactor.is_due
+
+
+def test_memory_that_is_soon_needed_again_stays() -> None:
+    """Entries moved and pages given back at every lull of a load that goes up and down."""
+    pool = KVPool(num_slots=4000, max_rows=2, max_len=4000)
+    arena = KVArena(num_layers=1, num_slots=4000, kv_planes=2, head_dim=2, dtype=torch.float32)
+    compactor = Compactor(pool, arena, (0,))
+    num_compactions = 0
+    for _ in range(5):
+        row = pool.acquire_row(3000)
+        pool.extend(row, 3000)
+        num_compactions += compactor.compact_if_due()
+        pool.release(row)
+        num_compactions += sum(compactor.compact_if_due() for _ in range(PATIENCE_STEPS))
+    assert num_compactions == 0 and pool.num_touched == 3000
+    assert compactor.compact_if_due() and pool.num_touched == 0
+    assert not any(compactor.compact_if_due() for _ in range(2 * PATIENCE_STEPS))
 
 
 @pytest.mark.parametrize(("num_slots", "is_due"), [(900, False), (3000, True)])

@@ -241,9 +241,7 @@ class LLMEngine:
 
     def _give_memory_back(self) -> None:
         self.stats.peak_touched_slots = max(self.stats.peak_touched_slots, self.pool.num_touched)
-        if self._parts.compactor.is_due:
-            self._parts.compactor.compact()
-            self.stats.num_compactions += 1
+        self.stats.num_compactions += self._parts.compactor.compact_if_due()
 
     def _feedback(self, route_tokens: dict[str, int], step_s: float) -> StepFeedback:
         return StepFeedback(

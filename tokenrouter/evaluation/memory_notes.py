@@ -1,7 +1,7 @@
 """What a report says of retention: also, and why, where a policy evicted nothing or its evictions freed nothing."""
 
 from tokenrouter.evaluation.throughput import Throughput
-from tokenrouter.kvcache.compaction import MIN_FREE_FRAC, MIN_SLOTS
+from tokenrouter.kvcache.compaction import MIN_FREE_FRAC, MIN_SLOTS, PATIENCE_STEPS
 from tokenrouter.kvcache.retention import RetentionOptions, Threshold
 
 
@@ -31,7 +31,7 @@ def memory_notes(retention: RetentionOptions, served: Throughput) -> list[str]:
     if not any(s.num_compactions for s in stats):
         lines.append(
             f"No memory went back to the system: that takes {MIN_SLOTS:,} free slots, and {MIN_FREE_FRAC:.0%} of "
-            f"those in use, at once. New requests use the freed slots all the same."
+            f"those in use, for {PATIENCE_STEPS} steps. New requests use the freed slots all the same."
         )
     return lines
 

@@ -10,6 +10,7 @@ from tokenrouter.kvcache.pool import KVPool
 
 MIN_SLOTS = 1024  # fewer are not worth a move
 MIN_FREE_FRAC = 0.5  # of the slots in use since the last move
+PATIENCE_STEPS = 256  # so long they must be free: memory that is given back and soon needed costs more than it frees
 
 
 class Compactor:
@@ -25,16 +26,25 @@ class Compactor:
         self._pool = pool
         self._arena = arena
         self._groups = layer_groups
+        self._due_steps = 0
+
+    def compact_if_due(self) -> bool:
+        """After a step: compacts when ``is_due`` was true after so many in a row; returns whether it did."""
+        self._due_steps = self._due_steps + 1 if self.is_due else 0
+        if self._due_steps <= PATIENCE_STEPS:
+            return False
+        self.compact()
+        self._due_steps = 0
+        return True
 
     @property
     def is_due(self) -> bool:
-        """Whether in some group half of the touched slots, and a thousand, are free: a move is paid for then.
+        """Whether in some group half of the touched slots, and a thousand, are free.
 
-        It copies what is live, which is at most what was freed since the last one.
+        A move is paid for then: it copies what is live, which is at most what was freed since the last one.
         """
         return any(
-            table.num_touched - table.live - table.converted
-            >= max(MIN_SLOTS, MIN_FREE_FRAC * table.num_touched)
+            table.num_touched - table.live >= max(MIN_SLOTS, MIN_FREE_FRAC * table.num_touched)
             for table in self._pool.tables
         )
 
