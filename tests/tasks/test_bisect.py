@@ -111,7 +111,7 @@ def test_a_schedule_that_changes_outputs_is_called_a_bug(
     steps, text = _bisect(tmp_path, "router=all_high", "executor=full")
     assert steps["schedule"]["verdict"] == "BUG" and steps["schedule"]["num_changed"] >= 2
     assert "This is a bug: which requests run together" in text
-    assert "At fault: the schedule" in text
+    assert "At fault: schedule, which must change nothing" in text
 
 
 def test_a_near_tie_is_called_one(tmp_path: Path) -> None:
@@ -129,7 +129,9 @@ def test_a_near_tie_is_called_one(tmp_path: Path) -> None:
 def test_dimensions_are_switched_on_one_after_the_other() -> None:
     """Two at once: a difference belongs to neither."""
     pool = build_pool("int8", tiny_random())
-    cfg = compose_config(*EVICTING, "kvcache.num_slots=72", "scheduler=static_batch")
+    cfg = compose_config(
+        *EVICTING, "kvcache.num_slots=72", "scheduler=static_batch", "kvcache.num_host_slots=9"
+    )
     options = replace(build.engine_options(cfg), static_batch_size=4, max_decode_tokens=4)
     prompt = RequestSpec(prompt_ids=tuple(range(100)), params=SamplingParams(max_tokens=7))
     router = RandomRouter(0.5)
@@ -138,7 +140,9 @@ def test_dimensions_are_switched_on_one_after_the_other() -> None:
     assert precision.router is memory.router is router
     assert memory.options == replace(options, log_decisions=True)
     assert precision.options == schedule.options
-    assert schedule.options == replace(memory.options, retention=None, num_kv_slots=107)
+    without_memory = {"retention": None, "num_kv_slots": 107, "num_host_slots": 0}
+    assert schedule.options == replace(memory.options, **without_memory)
+    assert [s.is_lossless for s in (schedule, precision, memory)] == [True, False, False]
     assert off.options.max_num_seqs == 1 and off.options.scheduler == "fcfs"
     assert off.options.max_num_batched_tokens == 100 and off.options.dispatch == "mixed"
     assert all(system.is_used for system in (off, schedule, precision, memory))
@@ -151,6 +155,7 @@ def test_dimensions_are_switched_on_one_after_the_other() -> None:
         (AllLowRouter(), "full", (), {"schedule"}),
         (AllLowRouter(), "int8", (), {"schedule", "precision"}),
         (AllHighRouter(), "full", ("kvcache=int8",), {"schedule", "memory"}),
+        (AllHighRouter(), "full", ("kvcache.num_host_slots=9",), {"schedule", "memory"}),
     ],
 )
 def test_a_dimension_counts_as_used_where_it_can_change_anything(
@@ -160,6 +165,7 @@ def test_a_dimension_counts_as_used_where_it_can_change_anything(
     prompt = RequestSpec(prompt_ids=(5, 6, 7), params=SamplingParams(max_tokens=2))
     systems = make_systems(router, build_pool(executors, tiny_random()), options, [prompt])
     assert {s.dimension for s in systems if s.is_used} - {None} == used
+    assert systems[-1].is_lossless == ("kvcache=int8" not in overrides)
 
 
 @pytest.mark.parametrize("router", ["request_level", "random", "rule"])

@@ -155,6 +155,7 @@ def bisect(
                     dimension=system.dimension,
                     setting=system.setting,
                     is_used=system.is_used,
+                    is_lossless=system.is_lossless,
                     num_requests=len(builder.requests),
                     differences=tuple(found),
                     num_changed_in_all=_num_changed(first, served),

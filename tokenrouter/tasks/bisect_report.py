@@ -9,8 +9,8 @@ from tokenrouter.tasks.bisect_differences import Difference
 from tokenrouter.tasks.bisect_systems import Dimension
 
 BUG = (
-    "This is a bug: which requests run together, and in which chunks, must not change an output but for near-ties. "
-    "Please report it with this folder."
+    "This is a bug: which requests run together, in which chunks, and what of them is kept outside the pool, must not "
+    "change an output but for near-ties. Please report it with this folder."
 )
 
 
@@ -22,6 +22,7 @@ class Step:
         dimension: that was switched on.
         setting: what is on in it.
         is_used: the configuration uses it; else nothing was run.
+        is_lossless: what was switched on must not change an output, but for near-ties.
         num_requests: that were served.
         differences: one for each request whose output changed against the step before.
         num_changed_in_all: requests whose output differs from that with everything off.
@@ -30,6 +31,7 @@ class Step:
     dimension: Dimension
     setting: str
     is_used: bool
+    is_lossless: bool
     num_requests: int
     differences: tuple[Difference, ...]
     num_changed_in_all: int
@@ -46,8 +48,8 @@ class Step:
 
     @property
     def is_bug(self) -> bool:
-        """The schedule alone changed an output where no near-tie excuses it."""
-        return self.dimension == "schedule" and bool(self.real)
+        """An output changed that must not, and no near-tie excuses it."""
+        return self.is_lossless and bool(self.real)
 
     @property
     def verdict(self) -> str:
@@ -140,7 +142,7 @@ def conclusion(steps: Sequence[Step]) -> str:
     """Names the dimension at fault."""
     bugs = [step for step in steps if step.is_bug]
     if bugs:
-        return "At fault: the schedule, which must change nothing. Look into that first."
+        return f"At fault: {bugs[0].dimension}, which must change nothing. Look into that first."
     changing = [step for step in steps if step.real]
     if not changing:
         return "No dimension changes an output, but for near-ties."

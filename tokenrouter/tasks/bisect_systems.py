@@ -29,6 +29,7 @@ class System:
         setting: what is on in that dimension, for people.
         router, options: of its engine.
         is_used: the configuration uses the dimension; where it does not, this system equals the one before.
+        is_lossless: what it switches on must not change an output, but for near-ties.
     """
 
     dimension: Dimension | None
@@ -36,6 +37,7 @@ class System:
     router: Router
     options: EngineOptions
     is_used: bool = True
+    is_lossless: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,10 +75,6 @@ def make_systems(
     logged = replace(options, log_decisions=True)
     plain = _without_memory(logged, requests)
     alone = _one_at_a_time(plain, requests)
-    schedule = (
-        f"{options.scheduler}, phase order {options.phase_order}, dispatch {options.dispatch}, up to "
-        f"{options.max_num_seqs} requests and {options.max_num_batched_tokens:,} tokens in a step"
-    )
     has_low = len(pool.executors) > 1
     precision = f"router {router.name} on {pool.description}"
     return (
@@ -88,10 +86,11 @@ def make_systems(
         ),
         System(
             dimension="schedule",
-            setting=schedule,
+            setting=_schedule(options),
             router=AllHighRouter(),
             options=plain,
             is_used=plain != alone,
+            is_lossless=True,
         ),
         System(
             dimension="precision",
@@ -105,7 +104,8 @@ def make_systems(
             setting=_memory(options),
             router=router,
             options=logged,
-            is_used=options.retention is not None or options.kv_cache_dtype != "auto",
+            is_used=_has_memory(options),
+            is_lossless=not _has_memory(replace(options, num_host_slots=0)),
         ),
     )
 
@@ -140,11 +140,13 @@ def serve(llm: LLM, requests: Sequence[RequestSpec], tick: Tick) -> Served:
 
 
 def _without_memory(options: EngineOptions, requests: Sequence[RequestSpec]) -> EngineOptions:
-    """Every entry stays in full; a pool that holds the longest request only with eviction grows to hold it."""
+    """Every entry stays in the pool, in full; one too small for the longest request without eviction grows."""
     num_slots = options.num_kv_slots
     if num_slots is not None:
         num_slots = max(num_slots, *(len(r.prompt_ids) + r.max_output_tokens for r in requests))
-    return replace(options, retention=None, kv_cache_dtype="auto", num_kv_slots=num_slots)
+    return replace(
+        options, retention=None, kv_cache_dtype="auto", num_kv_slots=num_slots, num_host_slots=0
+    )
 
 
 def _one_at_a_time(options: EngineOptions, requests: Sequence[RequestSpec]) -> EngineOptions:
@@ -163,6 +165,21 @@ def _one_at_a_time(options: EngineOptions, requests: Sequence[RequestSpec]) -> E
     )
 
 
+def _schedule(options: EngineOptions) -> str:
+    return (
+        f"{options.scheduler}, phase order {options.phase_order}, dispatch {options.dispatch}, up to "
+        f"{options.max_num_seqs} requests and {options.max_num_batched_tokens:,} tokens in a step"
+    )
+
+
+def _has_memory(options: EngineOptions) -> bool:
+    return (
+        options.retention is not None
+        or options.kv_cache_dtype != "auto"
+        or options.num_host_slots > 0
+    )
+
+
 def _memory(options: EngineOptions) -> str:
     parts = []
     if options.retention is not None:
@@ -171,4 +188,6 @@ def _memory(options: EngineOptions) -> str:
             parts.append(f"compress {options.retention.compress}")
     if options.kv_cache_dtype != "auto":
         parts.append(f"entries in {options.kv_cache_dtype}")
+    if options.num_host_slots:
+        parts.append(f"{options.num_host_slots:,} entries outside the pool")
     return ", ".join(parts) or "nothing evicted, entries in the model's dtype"

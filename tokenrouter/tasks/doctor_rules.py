@@ -1,6 +1,6 @@
 """The usual troubles of a run, one rule each. docs/troubleshooting.md is the same table."""
 
-from tokenrouter.kvcache.compaction import MIN_FREE_FRAC, MIN_SLOTS
+from tokenrouter.kvcache.compaction import MIN_FREE_FRAC, MIN_SLOTS, PATIENCE_STEPS
 from tokenrouter.tasks.doctor_run import FinishedRun, Rule, Seen
 
 OVERHEAD_WARNING_FRAC, OVERHEAD_SERIOUS_FRAC = 0.05, 0.10
@@ -236,16 +236,18 @@ RULES = (
         name="freed_not_returned",
         when="`kv.evicted_tokens` over 0, `kv.compactions` 0",
         why="Freed slots serve new requests, but the process keeps their pages",
-        cure=f"Pages go back once {MIN_SLOTS:,} slots, and {MIN_FREE_FRAC:.0%} of those in use, are free at once: "
-        "longer requests come to that. Else bound the pool at what is live (`kvcache.num_slots=4096`)",
+        cure=f"Pages go back once {MIN_SLOTS:,} slots, and {MIN_FREE_FRAC:.0%} of those in use, were free for "
+        f"{PATIENCE_STEPS} steps: longer requests come to that. Else bound the pool at what is live "
+        "(`kvcache.num_slots=4096`)",
         check=freed_not_returned,
     ),
     Rule(
         name="many_preemptions",
         when="one preemption or more per 10 requests (`num_preemptions` in `steps.jsonl`)",
-        why="A preempted request is computed again from its first token",
+        why="A preempted request is computed again from its first token, unless its entries are kept outside the pool",
         cure="More slots (`kvcache.num_slots=65536`), fewer requests at once (`scheduler.max_num_seqs=16`), smaller "
-        "entries (`kvcache=int8`) or fewer (`kvcache=sink_window`)",
+        "entries (`kvcache=int8`) or fewer (`kvcache=sink_window`), or room outside the pool "
+        "(`kvcache.num_host_slots=16384`)",
         check=many_preemptions,
     ),
     Rule(
