@@ -230,6 +230,24 @@ def test_protected_routes_stay_and_dropped_ones_go() -> None:
     assert num_evicted > 50
 
 
+def test_protected_tokens_count_at_admission() -> None:
+    """A request that a budget would let into a pool, and whose protected tokens then never fit it: it would preempt
+    itself for ever."""
+    policy = RouteClass(evicted_frac=0.9, classes={"high": "protect", "low": "drop_first"})
+    for share in (0.0, 1.0):
+        llm = LLM(
+            tiny(),
+            router=RandomRouter(share),
+            executors=twin(),
+            options=options(policy, num_kv_slots=60, max_num_seqs=2),
+        )
+        assert llm.engine.pool.slots_for(120) == 120
+        with pytest.raises(ValueError, match="KV slots"):
+            llm.engine.add_request("a", prompts()[2], greedy(30))
+    llm = LLM(tiny(), options=options(SinkWindow(evicted_frac=0.9), num_kv_slots=60))
+    assert tokens(llm.generate([prompts()[2]], greedy(30))[0])
+
+
 def test_refusals() -> None:
     """A policy that judges entries by layers that it never looks at, or routes that the router does not have."""
     retention = RetentionOptions(policy=HeavyHitter(), layers=(7,))

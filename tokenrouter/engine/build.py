@@ -9,7 +9,7 @@ from tokenrouter.engine.executable import ExecutableRoutes, executable_routes
 from tokenrouter.engine.live import LiveRequests
 from tokenrouter.engine.observation import Observer
 from tokenrouter.engine.options import EngineOptions
-from tokenrouter.engine.retainer import Retainer
+from tokenrouter.engine.retainer import Retainer, bounds_live
 from tokenrouter.engine.runner import Runner
 from tokenrouter.engine.sampler import Sampler
 from tokenrouter.engine.stats import EngineStats
@@ -20,6 +20,7 @@ from tokenrouter.kvcache import Compactor, HostTier, KVArena, KVPool
 from tokenrouter.models import Decoder, LoadedModel
 from tokenrouter.routers.base import Router
 from tokenrouter.scheduler import POLICIES, Scheduler, StaticBatchScheduler
+from tokenrouter.types import RouteTable
 
 DEFAULT_KV_BYTES = 1 << 30
 DEFAULT_STATIC_BATCH = 8
@@ -43,7 +44,7 @@ def build_engine(
     """
     routes = executable_routes(router, model.config.num_layers, pool.executors)
     layer_groups = _layer_groups(model.config.num_layers)
-    kv_pool, arena = _memory(model, options, num_groups=max(layer_groups) + 1)
+    kv_pool, arena = _memory(model, options, routes.table, num_groups=max(layer_groups) + 1)
     host = None
     if options.num_host_slots:
         used = {name: pool.executors[name] for name in sorted(routes.used)}
@@ -110,7 +111,7 @@ def _layer_groups(num_layers: int) -> tuple[int, ...]:
 
 
 def _memory(
-    model: LoadedModel, options: EngineOptions, *, num_groups: int
+    model: LoadedModel, options: EngineOptions, table: RouteTable, *, num_groups: int
 ) -> tuple[KVPool, KVArena]:
     """Pool and arena. New tokens are full or int8; entries may be converted where the retention policy says so."""
     config, retention = model.config, options.retention
@@ -121,13 +122,14 @@ def _memory(
     num_slots = options.num_kv_slots or max(
         min(wanted, int(DEFAULT_KV_BYTES / slot_bytes)), config.max_model_len
     )
+    is_bounded = retention is not None and bounds_live(retention, table)
     num_converted = num_slots if retention is not None and retention.compress else 0
     pool = KVPool(
         num_slots=num_slots,
         max_rows=options.max_num_seqs,
         max_len=config.max_model_len,
         num_groups=num_groups,
-        slots_for=retention.max_live if retention else None,
+        slots_for=retention.max_live if retention and is_bounded else None,
         first_slot=1 if is_int8 else 0,
         num_int8=num_converted,
     )

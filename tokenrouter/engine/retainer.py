@@ -68,7 +68,7 @@ class Retainer:
         self._watches = "attention" in self._policy.needs
         if self._watches:
             self._refuse_blind_groups()
-        self._class_of_route = torch.tensor(_classes(options, table))
+        self._class_of_route = torch.tensor(route_classes(options, table))
         self._parts: list[tuple[list[Chunk], Observation | None]] = []
         self._statistics: WeakKeyDictionary[Request, list[EntryStatistics]] = WeakKeyDictionary()
 
@@ -217,7 +217,12 @@ class Retainer:
         return total_N / len(self._groups[group])
 
 
-def _classes(options: RetentionOptions, table: RouteTable) -> list[int]:
+def bounds_live(options: RetentionOptions, table: RouteTable) -> bool:
+    """Whether ``options.max_live`` holds: protected tokens stay beside any budget, however many there are."""
+    return _PROTECT not in route_classes(options, table)
+
+
+def route_classes(options: RetentionOptions, table: RouteTable) -> list[int]:
     """Per route the index of its retention class; the policy ``route`` may name others."""
     asked = dict(options.policy.classes) if isinstance(options.policy, RouteClass) else {}
     unknown = [name for name in asked if name not in table.names]
