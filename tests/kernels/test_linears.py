@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.conftest import Typed
+from tests.kernels.conftest import NATIVE_DTYPES, Typed
 from tokenrouter.kernels import (
     KernelSet,
     NativeKernels,
@@ -128,15 +128,18 @@ def test_a_layers_tail_is_its_parts(
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_threads_change_no_bit_of_a_layer(level: NativeKernels, product: Product) -> None:
+@pytest.mark.parametrize("dtype", NATIVE_DTYPES)
+def test_threads_change_no_bit_of_a_layer(
+    level: NativeKernels, product: Product, dtype: torch.dtype
+) -> None:
     """Rows in shared work space written by two threads, or sums that are divided by thread."""
     torch.manual_seed(3)
-    tail = level.layer_tail(product, tail_weights(level, product, 96, 130, torch.bfloat16))
-    heads_TA, start_TE = torch.randn(67, 101).bfloat16(), torch.randn(67, 96).bfloat16()
+    tail = level.layer_tail(product, tail_weights(level, product, 96, 130, dtype))
+    heads_TA, start_TE = torch.randn(67, 101).to(dtype), torch.randn(67, 96).to(dtype)
     results = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        x_TE, qkv_TO = start_TE.clone(), torch.zeros(67, 107).bfloat16()
+        x_TE, qkv_TO = start_TE.clone(), torch.zeros(67, 107).to(dtype)
         tail(heads_TA, x_TE, qkv_TO)
         results.append((x_TE, qkv_TO))
     for x_TE, qkv_TO in results[1:]:
