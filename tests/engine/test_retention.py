@@ -18,6 +18,7 @@ from tokenrouter import LLM, EngineOptions, SamplingParams
 from tokenrouter.executors import build_pool
 from tokenrouter.kvcache import compaction
 from tokenrouter.kvcache.retention import (
+    Entries,
     Full,
     HeavyHitter,
     KeyNorm,
@@ -228,6 +229,36 @@ def test_protected_routes_stay_and_dropped_ones_go() -> None:
         assert not (gone & (request.requested_N[: request.num_tokens] == 0)).any()
         num_evicted += int(gone.sum())
     assert num_evicted > 50
+
+
+def test_a_policy_that_raises_stops_no_request() -> None:
+    """Tokens computed and never accepted: the request is then neither in decode nor in prefill, and never ends."""
+
+    class Broken(SinkWindow):
+        num_calls = 0
+
+        def keep(self, entries: Entries, is_guarded_N: Tensor) -> Tensor:
+            self.num_calls += 1
+            if self.num_calls in (2, 5):
+                raise RuntimeError("injected")
+            return super().keep(entries, is_guarded_N)
+
+    llm = LLM(tiny(), options=options(Broken()))
+    for index in range(3):
+        llm.engine.add_request(str(index), prompts()[index], greedy(20))
+    num_failures, num_tokens = 0, {}
+    for _ in range(200):
+        try:
+            outputs = llm.engine.step()
+        except RuntimeError:
+            num_failures += 1
+            continue
+        num_tokens |= {o.request_id: len(o.outputs[0].token_ids) for o in outputs}
+        if not llm.engine.has_unfinished():
+            break
+    assert num_failures == 2 and num_tokens == dict.fromkeys("012", 20)
+    llm.engine.pool.check_integrity()
+    assert llm.engine.pool.free == llm.engine.pool.num_slots
 
 
 def test_protected_tokens_count_at_admission() -> None:

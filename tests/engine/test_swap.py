@@ -11,7 +11,7 @@ from tokenrouter import LLM, EngineOptions, SamplingParams
 from tokenrouter.executors import build_pool
 from tokenrouter.kvcache import HostTier
 from tokenrouter.kvcache.retention import Full, HeavyHitter, RetentionOptions
-from tokenrouter.scheduler import Request
+from tokenrouter.scheduler import POLICIES, Request
 
 RETENTION = RetentionOptions(policy=HeavyHitter(evicted_frac=0.3), interval=8, window=4, recent=3)
 CONVERTS = RetentionOptions(policy=Full(), interval=8, window=4, recent=3, compress="old")
@@ -112,6 +112,30 @@ def test_an_aborted_request_leaves_the_host_tier() -> None:
     for index in range(3):
         llm.engine.abort(str(index))
     assert host_of(llm).live == 0 and llm.engine.pool.live == 0
+
+
+@pytest.mark.parametrize("scheduler", sorted(POLICIES))
+def test_every_policy_gives_the_host_tier_back_what_an_abort_leaves(scheduler: str) -> None:
+    """A policy with a ``finish`` of its own that forgets the entries of a waiting request."""
+    llm = engine(
+        scheduler=scheduler,
+        static_batch_size=8 if scheduler == "static_batch" else None,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        num_kv_slots=140,
+        num_host_slots=4000,
+    )
+    always_swap(llm)
+    for index, prompt in enumerate(prompts()[3:11]):
+        llm.engine.add_request(str(index), prompt, greedy(40))
+    swapped: list[Request] = []
+    while not swapped:
+        llm.engine.step()
+        swapped = [r for r in llm.engine.scheduler.waiting if r.swapped]
+    for request in swapped:
+        llm.engine.abort(request.request_id)
+    run_all(llm)
+    assert host_of(llm).live == 0
 
 
 def test_a_full_host_tier_recomputes() -> None:

@@ -92,9 +92,9 @@ class LLMEngine:
         ran_at = time.perf_counter()
         sampled = parts.live.sample(result.chunks, result.logits_RV, parts.sampler)
         self._advance(step, work)
+        num_new = parts.live.accept(result.chunks, sampled, parts.scheduler)
         if parts.retainer is not None:
             self.stats.count_retention(*parts.retainer.retire())
-        num_new = parts.live.accept(result.chunks, sampled, parts.scheduler)
         outputs = parts.live.take_changed()
         self._give_memory_back()
 

@@ -37,6 +37,14 @@ class Retired(NamedTuple):
     evicted_entries: int
 
 
+class _Part(NamedTuple):
+    """A forward: its chunks, per layer group how many entries each saw, and what it reports."""
+
+    chunks: list[Chunk]
+    num_entries: list[list[int]]
+    observation: Observation | None
+
+
 class Retainer:
     """Between two steps it decides which entries of the requests that came to a decision point are kept.
 
@@ -69,7 +77,7 @@ class Retainer:
         if self._watches:
             self._refuse_blind_groups()
         self._class_of_route = torch.tensor(route_classes(options, table))
-        self._parts: list[tuple[list[Chunk], Observation | None]] = []
+        self._parts: list[_Part] = []
         self._statistics: WeakKeyDictionary[Request, list[EntryStatistics]] = WeakKeyDictionary()
 
     def start_step(self) -> None:
@@ -83,23 +91,30 @@ class Retainer:
             counts_B = torch.tensor([self._num_observed(chunk) for chunk in chunks])
             if bool(counts_B.any()):
                 observation = Observation(num_observed=dict.fromkeys(self._layers, counts_B))
-        self._parts.append((list(chunks), observation))
+        sizes = [
+            [self._num_entries(chunk, group) for chunk in chunks]
+            for group in range(len(self._groups))
+        ]
+        self._parts.append(_Part(list(chunks), sizes, observation))
         return observation
 
     def retire(self) -> Retired:
-        """After the step's forwards: takes their reports, and evicts where a request has come to a decision."""
+        """When the step's tokens are accepted: takes reports, and evicts where a request has come to a decision.
+
+        Requests that have ended are left alone. A policy that raises leaves the step done, and what it was not asked
+        for undecided.
+        """
         freed: list[int] = []
-        for chunks, observation in self._parts:
-            for chunk in chunks:
+        parts, self._parts = self._parts, []
+        for part in parts:
+            for chunk in part.chunks:
                 if chunk.start == 0:
                     self._start(chunk.request)
-            if observation is not None:
-                self._take(chunks, observation)
-            for chunk in chunks:
+            self._take(part)
+            for chunk in part.chunks:
                 stop = chunk.start + chunk.length
                 if stop % self.options.interval == 0 and not chunk.request.finished:
                     freed += self._decide(chunk.request, stop)
-        self._parts = []
         return Retired(num_decisions=len(freed), evicted_entries=sum(freed))
 
     def _refuse_blind_groups(self) -> None:
@@ -123,26 +138,25 @@ class Retainer:
         decision = -(-stop // interval) * interval
         return max(0, stop - max(chunk.start, decision - self.options.window))
 
-    def _take(self, chunks: Sequence[Chunk], observation: Observation) -> None:
-        counts = [self._num_observed(chunk) for chunk in chunks]
-        for group, received in observation.received.items():
+    def _take(self, part: _Part) -> None:
+        received = part.observation.received if part.observation is not None else {}
+        for group, all_N in received.items():
+            positions_RN = self._pool.tables[group].positions_RN
             num_layers = len(set(self._groups[group]) & set(self._layers))
-            positions = [self._positions(chunk, group) for chunk in chunks]
-            parts = received.split([len(positions_N) for positions_N in positions])
-            for chunk, count, positions_N, sum_N in zip(
-                chunks, counts, positions, parts, strict=True
-            ):
-                if count:
+            sizes = part.num_entries[group]
+            for chunk, size, sum_N in zip(part.chunks, sizes, all_N.split(sizes), strict=True):
+                count = self._num_observed(chunk)
+                if count and not chunk.request.finished:
                     stop = chunk.start + chunk.length
+                    positions_N = torch.from_numpy(positions_RN[chunk.request.row, :size])
                     statistics = self._statistics[chunk.request][group]
                     statistics.add(sum_N / num_layers, positions_N, stop - count, stop)
 
-    def _positions(self, chunk: Chunk, group: int) -> Tensor:
-        """Of the entries that were visible to the chunk's last query."""
+    def _num_entries(self, chunk: Chunk, group: int) -> int:
+        """Entries that are visible to the chunk's last query."""
         table, row = self._pool.tables[group], chunk.request.row
         unseen = int(table.num_seen_R[row]) - chunk.start - chunk.length
-        num_entries = int(table.num_kept_R[row]) - unseen
-        return torch.from_numpy(table.positions_RN[row, :num_entries])
+        return int(table.num_kept_R[row]) - unseen
 
     def _decide(self, request: Request, num_seen: int) -> list[int]:
         """Per layer group, how many entries were freed."""

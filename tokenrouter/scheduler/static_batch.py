@@ -40,7 +40,7 @@ class StaticBatchScheduler(FCFSScheduler):
         """See Scheduler. The slots of a finished request stay taken until its whole batch is finished."""
         request.finished = True
         if request in self.waiting:
-            self.waiting.remove(request)
+            super().finish(request)
         if all(r.finished for r in self.running):
             for done in list(self.running):
                 super().finish(done)
