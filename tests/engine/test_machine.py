@@ -165,6 +165,8 @@ class EngineMachine(RuleBasedStateMachine):
             steps += 1
             assert steps < 3000, "the engine does not finish"
         assert self.engine.pool.free == self.engine.pool.num_slots, "slots leaked"
+        host = self.engine.scheduler.host
+        assert host is None or host.live == 0, "room of the host tier leaked"
         assert self.engine.pool.num_free_rows == len(self.engine.pool.tables[0].num_kept_R), (
             "rows leaked"
         )

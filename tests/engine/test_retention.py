@@ -231,6 +231,18 @@ def test_protected_routes_stay_and_dropped_ones_go() -> None:
     assert num_evicted > 50
 
 
+def test_output_without_a_limit_goes_on_while_entries_fit() -> None:
+    """A request that ends at the pool's size, counted in tokens, though most of its entries are gone by then."""
+    llm = LLM(tiny(), options=options(SinkWindow(evicted_frac=0.9), num_kv_slots=60))
+    fitting = next(n for n in range(10_000) if llm.engine.pool.slots_for(n + 1) > 60)
+    for prompt in (prompts()[2][:59], prompts()[2]):
+        (output,) = llm.generate([prompt], greedy(None))
+        assert len(prompt) + len(tokens(output)) == fitting + 1
+    plain = LLM(tiny(), options=EngineOptions(num_kv_slots=100))
+    (output,) = plain.generate([prompts()[2]], greedy(None))
+    assert len(prompts()[2]) + len(tokens(output)) == 101
+
+
 def test_a_policy_that_raises_stops_no_request() -> None:
     """Tokens computed and never accepted: the request is then neither in decode nor in prefill, and never ends."""
 

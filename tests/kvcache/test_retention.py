@@ -226,21 +226,28 @@ def test_refusals() -> None:
     """Options that would evict nothing, everything, or never act, found out at the end of a run."""
     policy = Full()
     for options, message in (
-        ({"interval": 0}, "interval must be at least 1"),
-        ({"window": 0}, "window must be at least 1"),
+        ({"interval": 0}, "interval must be an integer of at least 1"),
+        ({"interval": 8.5}, "interval must be an integer"),
+        ({"window": 0}, "window must be an integer of at least 1"),
         ({"window": 129}, "window=129 must be at most interval=128"),
-        ({"sinks": -1}, "sinks must be at least 0"),
-        ({"recent": 0}, "recent must be at least 1"),
-        ({"layers": 0}, "at least one layer"),
+        ({"sinks": -1}, "sinks must be an integer of at least 0"),
+        ({"sinks": 1.5}, "sinks must be an integer"),
+        ({"recent": 0}, "recent must be an integer of at least 1"),
+        ({"layers": 0}, "layers must be an integer of at least 1"),
+        ({"layers": True}, "layers must be an integer"),
+        ({"layers": 2.0}, "layers must be an integer"),
         ({"decay": 0.0}, "decay=0.0 must be over 0"),
     ):
         with pytest.raises(ValueError, match=message):
             RetentionOptions(policy=policy, **options)  # type: ignore[arg-type]
     for make, message in (
         (lambda: HeavyHitter(evicted_frac=1.0), "must be 0 to below 1"),
-        (lambda: HeavyHitter(max_entries=0), "max_entries=0 must be at least 1"),
+        (lambda: HeavyHitter(max_entries=0), "max_entries must be an integer of at least 1"),
+        (lambda: HeavyHitter(max_entries=1.5), "max_entries must be an integer"),  # type: ignore[arg-type]
+        (lambda: Threshold(threshold=float("nan")), "must be a number over 0"),
+        (lambda: Threshold(threshold=float("inf")), "must be a number over 0"),
         (lambda: HeavyHitter(recent_frac=1.1), "recent_frac=1.1 must be 0 to 1"),
-        (lambda: Threshold(threshold=0), "must be over 0"),
+        (lambda: Threshold(threshold=0), "must be a number over 0"),
         (lambda: Threshold(unit="share"), "must be 'weight' or 'relative'"),  # type: ignore[arg-type]
         (lambda: ObservationWindow(pool_size=4), "must be odd"),
         (lambda: RouteClass(classes={"low": "gone"}), "is no retention class"),  # type: ignore[dict-item]

@@ -70,3 +70,11 @@ def test_every_option_reaches_the_scheduler() -> None:
     }
     assert EngineOptions(**given).limits == SchedulerLimits(**given)
     assert set(given) == set(SchedulerLimits.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("value", [2.5, True, "8"])
+@pytest.mark.parametrize("name", ["num_host_slots", "max_num_seqs", "min_batch"])
+def test_a_count_is_an_integer(name: str, value: object) -> None:
+    """Half a slot, which is found out as a TypeError in the middle of a run."""
+    with pytest.raises(ValueError, match=f"{name} must be an integer"):
+        EngineOptions(**{name: value})  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """What a request must be before it may enter: every refusal names the value, the limit and what to do."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
@@ -98,9 +99,10 @@ def longest_total(
             "one: shorten the prompt"
         )
     if params.max_tokens is None:
-        total = max_model_len
-        if pool.slots_for(total - 1) > pool.num_slots:
-            total = min(max_model_len, max(pool.num_slots, prompt_len) + 1)
+        # As many as fit: slots_for never falls as tokens are added.
+        tokens = range(max_model_len)
+        total = bisect_right(tokens, pool.num_slots, lo=prompt_len, key=pool.slots_for)
+        total = max(total, prompt_len + 1)
     else:
         total = min(prompt_len + params.max_tokens, max_model_len)
     if (needed := pool.slots_for(total - 1)) > pool.num_slots:

@@ -8,9 +8,11 @@ PhaseOrder = Literal["mixed", "prefill_first", "decode_first"]
 
 
 def check_least(options: Any, lowest: Mapping[str, int]) -> None:
-    """Raise ValueError for the first option below its least value; None stands for no value and passes."""
+    """Raise ValueError for the first option that is no integer or too small; None stands for no value and passes."""
     for name, least in lowest.items():
         value = getattr(options, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ValueError(f"{name} must be an integer, got {value!r}")
         if value is not None and value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
 

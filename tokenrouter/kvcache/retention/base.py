@@ -64,6 +64,12 @@ class RetentionPolicy(ABC):
         return num_seen
 
 
+def check_count(name: str, value: object, least: int) -> None:
+    """Raises ValueError unless ``value`` is an integer of at least ``least``."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
     """How many entries stay.
@@ -82,8 +88,8 @@ class Budget:
     def __post_init__(self) -> None:
         if not 0.0 <= self.evicted_frac < 1.0:
             raise ValueError(f"evicted_frac={self.evicted_frac} must be 0 to below 1")
-        if self.max_entries is not None and self.max_entries < 1:
-            raise ValueError(f"max_entries={self.max_entries} must be at least 1, or null")
+        if self.max_entries is not None:
+            check_count("max_entries", self.max_entries, 1)
 
     def num_kept(self, num_seen: int) -> int:
         """Entries that stay of ``num_seen`` tokens."""

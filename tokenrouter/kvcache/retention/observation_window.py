@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenrouter.kvcache.retention.base import Entries, ScoredPolicy
+from tokenrouter.kvcache.retention.base import Entries, ScoredPolicy, check_count
 
 
 @dataclass(kw_only=True)
@@ -27,7 +27,8 @@ class ObservationWindow(ScoredPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.pool_size < 1 or self.pool_size % 2 == 0:
+        check_count("pool_size", self.pool_size, 1)
+        if self.pool_size % 2 == 0:
             raise ValueError(f"pool_size={self.pool_size} must be odd and at least 1")
 
     def score(self, entries: Entries) -> Tensor:

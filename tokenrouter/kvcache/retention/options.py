@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tokenrouter.kvcache.retention.base import RetentionPolicy
+from tokenrouter.kvcache.retention.base import RetentionPolicy, check_count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,8 +41,7 @@ class RetentionOptions:
 
     def __post_init__(self) -> None:
         for name, least in (("interval", 1), ("window", 1), ("sinks", 0), ("recent", 1)):
-            if (value := getattr(self, name)) < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+            check_count(name, getattr(self, name), least)
         if not 0.0 < self.decay <= 1.0:
             raise ValueError(f"decay={self.decay} must be over 0 and at most 1")
         if self.compress not in (None, "class", "old"):
@@ -51,8 +50,8 @@ class RetentionOptions:
             raise ValueError(
                 f"window={self.window} must be at most interval={self.interval}: it ends where the policy acts"
             )
-        if isinstance(self.layers, int) and self.layers < 1:
-            raise ValueError(f"layers={self.layers}: at least one layer must be observed")
+        if isinstance(self.layers, int | float):
+            check_count("layers", self.layers, 1)
 
     def observed_layers(self, num_layers: int) -> tuple[int, ...]:
         """The layers whose attention counts; raises ValueError when one does not exist."""

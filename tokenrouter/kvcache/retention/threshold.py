@@ -1,5 +1,6 @@
 """Entries that receive too little attention go."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,8 +29,10 @@ class Threshold(RetentionPolicy):
     unit: Literal["weight", "relative"] = "relative"
 
     def __post_init__(self) -> None:
-        if self.threshold <= 0:
-            raise ValueError(f"threshold={self.threshold} must be over 0: at 0 nothing is evicted")
+        if not 0 < self.threshold < math.inf:
+            raise ValueError(
+                f"threshold={self.threshold} must be a number over 0: at 0 nothing is evicted"
+            )
         if self.unit not in ("weight", "relative"):
             raise ValueError(f"unit={self.unit!r} must be 'weight' or 'relative'")
 
