@@ -38,7 +38,7 @@ class Retired(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A forward: its chunks, per layer group how many entries each saw, and what it reports."""
+    """A forward: its chunks, and where it reports, per layer group how many entries each saw and what that is."""
 
     chunks: list[Chunk]
     num_entries: list[list[int]]
@@ -87,15 +87,16 @@ class Retainer:
     def observe(self, chunks: Sequence[Chunk]) -> Observation | None:
         """What a forward of ``chunks`` reports: queries in the window before a request's next decision."""
         observation = None
+        num_entries: list[list[int]] = []
         if self._watches:
             counts_B = torch.tensor([self._num_observed(chunk) for chunk in chunks])
             if bool(counts_B.any()):
                 observation = Observation(num_observed=dict.fromkeys(self._layers, counts_B))
-        sizes = [
-            [self._num_entries(chunk, group) for chunk in chunks]
-            for group in range(len(self._groups))
-        ]
-        self._parts.append(_Part(list(chunks), sizes, observation))
+                num_entries = [
+                    [self._num_entries(chunk, group) for chunk in chunks]
+                    for group in range(len(self._groups))
+                ]
+        self._parts.append(_Part(list(chunks), num_entries, observation))
         return observation
 
     def retire(self) -> Retired:
