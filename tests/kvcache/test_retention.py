@@ -197,15 +197,15 @@ def test_a_window_that_nobody_reported_is_zero() -> None:
 
 
 def test_observed_layers() -> None:
-    """Layers at one end only, or one twice."""
+    """Layers at one end only, or one twice; half a layer, which no forward ever reports."""
     options = RetentionOptions(policy=Full())
     assert options.observed_layers(30) == (3, 11, 18, 26)
     assert options.observed_layers(4) == (0, 1, 2, 3)
     assert replace(options, layers=9).observed_layers(3) == (0, 1, 2)
     assert replace(options, layers=(2, 0)).observed_layers(3) == (2, 0)
-    for wrong in ((3,), (-1,), (), (1, 1)):
+    for wrong in ((3,), (-1,), (), (1, 1), (0.5,), (True,), (float("nan"),), ("1",)):
         with pytest.raises(ValueError, match="must name different layers of 0 to 2"):
-            replace(options, layers=wrong).observed_layers(3)
+            replace(options, layers=wrong).observed_layers(3)  # type: ignore[arg-type]
 
 
 @given(num_tokens=st.integers(1, 900), interval=st.integers(1, 90), frac=st.floats(0, 0.95))
@@ -226,14 +226,14 @@ def test_refusals() -> None:
     """Options that would evict nothing, everything, or never act, found out at the end of a run."""
     policy = Full()
     for options, message in (
-        ({"interval": 0}, "interval must be an integer of at least 1"),
+        ({"interval": 0}, "interval must be at least 1, got 0"),
         ({"interval": 8.5}, "interval must be an integer"),
-        ({"window": 0}, "window must be an integer of at least 1"),
+        ({"window": 0}, "window must be at least 1, got 0"),
         ({"window": 129}, "window=129 must be at most interval=128"),
-        ({"sinks": -1}, "sinks must be an integer of at least 0"),
-        ({"sinks": 1.5}, "sinks must be an integer"),
-        ({"recent": 0}, "recent must be an integer of at least 1"),
-        ({"layers": 0}, "layers must be an integer of at least 1"),
+        ({"sinks": -1}, "sinks must be at least 0, got -1"),
+        ({"sinks": 1.5}, "sinks must be an integer of at least 0, got 1.5"),
+        ({"recent": 0}, "recent must be at least 1, got 0"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
         ({"layers": True}, "layers must be an integer"),
         ({"layers": 2.0}, "layers must be an integer"),
         ({"decay": 0.0}, "decay=0.0 must be over 0"),
@@ -242,7 +242,7 @@ def test_refusals() -> None:
             RetentionOptions(policy=policy, **options)  # type: ignore[arg-type]
     for make, message in (
         (lambda: HeavyHitter(evicted_frac=1.0), "must be 0 to below 1"),
-        (lambda: HeavyHitter(max_entries=0), "max_entries must be an integer of at least 1"),
+        (lambda: HeavyHitter(max_entries=0), "max_entries must be at least 1, got 0"),
         (lambda: HeavyHitter(max_entries=1.5), "max_entries must be an integer"),  # type: ignore[arg-type]
         (lambda: Threshold(threshold=float("nan")), "must be a number over 0"),
         (lambda: Threshold(threshold=float("inf")), "must be a number over 0"),

@@ -1,10 +1,12 @@
 """Guards the limits: bad ones are refused by name, by the engine's options, too."""
 
+import re
 from typing import Any
 
 import pytest
 
 from tokenrouter import EngineOptions
+from tokenrouter.kvcache.retention import Full, HeavyHitter, RetentionOptions
 from tokenrouter.scheduler import SchedulerLimits
 
 
@@ -72,9 +74,25 @@ def test_every_option_reaches_the_scheduler() -> None:
     assert set(given) == set(SchedulerLimits.__dataclass_fields__)
 
 
-@pytest.mark.parametrize("value", [2.5, True, "8"])
+@pytest.mark.parametrize("value", [2.5, 8.0, float("nan"), float("inf"), True, "8"])
 @pytest.mark.parametrize("name", ["num_host_slots", "max_num_seqs", "min_batch"])
 def test_a_count_is_an_integer(name: str, value: object) -> None:
     """Half a slot, which is found out as a TypeError in the middle of a run."""
-    with pytest.raises(ValueError, match=f"{name} must be an integer"):
+    message = rf"^{name} must be an integer of at least [01], got {re.escape(repr(value))}$"
+    with pytest.raises(ValueError, match=message):
         EngineOptions(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [0, 1.0, float("nan"), True, "1"])
+def test_a_refused_count_reads_the_same_wherever_it_stands(value: Any) -> None:
+    """Two wordings of one rule: the scheduler's did not say what is allowed, the retention's was another."""
+    said = []
+    for make in (
+        lambda: SchedulerLimits(max_num_seqs=value, max_num_batched_tokens=8),
+        lambda: RetentionOptions(policy=Full(), interval=value),
+        lambda: HeavyHitter(max_entries=value),
+    ):
+        with pytest.raises(ValueError) as refused:
+            make()
+        said.append(str(refused.value).split(maxsplit=1)[1])
+    assert said == [said[0]] * 3 and "at least 1, got " in said[0]

@@ -130,7 +130,11 @@ def test_dimensions_are_switched_on_one_after_the_other() -> None:
     """Two at once: a difference belongs to neither."""
     pool = build_pool("int8", tiny_random())
     cfg = compose_config(
-        *EVICTING, "kvcache.num_slots=72", "scheduler=static_batch", "kvcache.num_host_slots=9"
+        *EVICTING,
+        "kvcache.num_slots=72",
+        "scheduler=static_batch",
+        "kvcache.num_host_slots=9",
+        "kvcache.prefix_sharing=true",
     )
     options = replace(build.engine_options(cfg), static_batch_size=4, max_decode_tokens=4)
     prompt = RequestSpec(prompt_ids=tuple(range(100)), params=SamplingParams(max_tokens=7))
@@ -140,8 +144,10 @@ def test_dimensions_are_switched_on_one_after_the_other() -> None:
     assert precision.router is memory.router is router
     assert memory.options == replace(options, log_decisions=True)
     assert precision.options == schedule.options
-    without_memory = {"retention": None, "num_kv_slots": 107, "num_host_slots": 0}
-    assert schedule.options == replace(memory.options, **without_memory)
+    without_memory = replace(
+        memory.options, retention=None, num_kv_slots=107, num_host_slots=0, prefix_sharing=False
+    )
+    assert schedule.options == without_memory
     assert [s.is_lossless for s in (schedule, precision, memory)] == [True, False, False]
     assert off.options.max_num_seqs == 1 and off.options.scheduler == "fcfs"
     assert off.options.max_num_batched_tokens == 100 and off.options.dispatch == "mixed"
@@ -156,6 +162,7 @@ def test_dimensions_are_switched_on_one_after_the_other() -> None:
         (AllLowRouter(), "int8", (), {"schedule", "precision"}),
         (AllHighRouter(), "full", ("kvcache=int8",), {"schedule", "memory"}),
         (AllHighRouter(), "full", ("kvcache.num_host_slots=9",), {"schedule", "memory"}),
+        (AllHighRouter(), "full", ("kvcache.prefix_sharing=true",), {"schedule", "memory"}),
     ],
 )
 def test_a_dimension_counts_as_used_where_it_can_change_anything(

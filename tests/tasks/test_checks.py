@@ -25,6 +25,16 @@ from tokenrouter.tasks.checks import check_config, check_windows
         (["+executor.low.bits=4"], r"executor\.low\.bits is no option of Int8Executor"),
         (["+model.dtyp=x"], r"model\.dtyp is no option of tiny; its options: name, dtype; did"),
         (["+logger.tag=x"], r"logger\.tag is no option of NoTracker; its options: none"),
+        (
+            ["+scheduler.max_seqs=1"],
+            r"scheduler\.max_seqs is no option of scheduler; .*policy, .*; did you mean scheduler\.max_num_seqs\?",
+        ),
+        (
+            ["+kvcache.slots=1"],
+            r"kvcache\.slots is no option of kvcache; .*mean kvcache\.num_slots\?",
+        ),
+        (["+evaluation.repeats=1"], r"mean evaluation\.num_repeats\?"),
+        (["+kernels.x=1"], r"kernels\.x is no option of kernels; its options: backend$"),
         (["task=generate", "+sampling.top=1"], r"sampling\.top is no option of SamplingParams"),
         (["evaluation.num_repeats=0"], r"evaluation\.num_repeats must be at least 1 .* got 0"),
         (["evaluation.num_repeats=few"], r"num_repeats must be at least 1 .* got 'few'"),

@@ -57,7 +57,9 @@ def test_an_interrupted_job_is_not_left_running(tmp_path: Path) -> None:
         open_job(compose_config("debug=tiny", "logger=wandb"), tmp_path, []),
     ):
         raise KeyboardInterrupt
-    assert _status(tmp_path)["status"] == "failed" and wandb_exit_codes(tmp_path) == [1]
+    status = _status(tmp_path)
+    assert status["status"] == "failed" and status["error"] == "interrupted by the user"
+    assert wandb_exit_codes(tmp_path) == [1]
 
 
 def test_a_missing_value_fails_before_anything_runs(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ EXPECTED = {
     "kv.peak_live_bytes",
     "kv.peak_allocated_bytes",
     "kv.saved_frac",
+    "kv.shared_tokens",
     "kv.evicted_tokens",
     "kv.int8_tokens",
     "kv.compactions",

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,15 +16,23 @@ TINY = ("debug=tiny", "evaluation.num_windows=1", "evaluation.decode_windows=1")
 
 
 def _run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    process = _start(tmp_path, *arguments)
+    out, err = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def _start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     environment.pop("HYDRA_FULL_ERROR", None)
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, str(ROOT / "run.py"), *arguments, f"paths.output_dir={tmp_path}"],
         cwd=tmp_path,
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=300,
+        # A child of a job in the background may be born deaf to Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
@@ -60,6 +70,28 @@ def test_a_users_mistake_is_one_line_without_traceback(tmp_path: Path) -> None:
     assert "no folder /nowhere/wikitext2; set TOKENROUTER_DATA_DIR" in text
     [status] = tmp_path.glob("runs/*/*/status.json")
     assert "Traceback" in json.loads(status.read_text())["traceback"]
+
+
+@pytest.mark.parametrize("sweep", [False, True], ids=["run", "sweep"])
+def test_ctrl_c_is_one_line_and_ends_the_sweep(tmp_path: Path, sweep: bool) -> None:
+    """A traceback of wherever the engine was, in status.json and on the terminal."""
+    long = ("sampling.max_tokens=4000", "sampling.ignore_eos=true")
+    jobs = ("-m", "seed=1,2") if sweep else ()
+    process = _start(tmp_path, *jobs, "debug=tiny", "task=generate", "prompt=hi", *long)
+    try:
+        while not list(tmp_path.rglob("provenance.json")):  # written just before the first token
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and "Traceback" not in out + err
+    assert "interrupted by the user; what was written lies in " in out + err
+    [path] = tmp_path.rglob("status.json")
+    status = json.loads(path.read_text())
+    assert status["status"] == "failed" and status["error"] == "interrupted by the user"
+    assert "traceback" not in status and not (path.parent / "metrics.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,15 @@ def test_failure_keeps_the_traceback(tmp_path: Path) -> None:
     )
 
 
+def test_an_interruption_is_a_reason_and_no_traceback(tmp_path: Path) -> None:
+    """``KeyboardInterrupt: `` and fifty lines of where the engine happened to be."""
+    folder = RunFolder(tmp_path, job="x")
+    folder.fail(KeyboardInterrupt())
+    status = _read(tmp_path / "status.json")
+    assert status["status"] == "failed" and status["error"] == "interrupted by the user"
+    assert "traceback" not in status and "finished_at" in status
+
+
 def test_a_second_run_does_not_overwrite_the_first(tmp_path: Path) -> None:
     RunFolder(tmp_path).succeed()
     with pytest.raises(ValueError, match="already holds a run"):

@@ -4,17 +4,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from tokenrouter.kvcache.retention.base import check_count
+
 PhaseOrder = Literal["mixed", "prefill_first", "decode_first"]
 
 
 def check_least(options: Any, lowest: Mapping[str, int]) -> None:
-    """Raise ValueError for the first option that is no integer or too small; None stands for no value and passes."""
+    """Refuse options that are no counts; None stands for no value and passes.
+
+    Args:
+        options: an object with the options as attributes.
+        lowest: by option, the least that is allowed.
+
+    Raises:
+        ValueError: the first option that is no integer or too small.
+    """
     for name, least in lowest.items():
-        value = getattr(options, name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise ValueError(f"{name} must be an integer, got {value!r}")
-        if value is not None and value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
+        if (value := getattr(options, name)) is not None:
+            check_count(name, value, least)
 
 
 def check_choice(options: Any, name: str, choices: tuple[str, ...]) -> None:

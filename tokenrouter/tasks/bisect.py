@@ -25,6 +25,7 @@ from tokenrouter.tasks.bisect_differences import find_differences, first_differe
 from tokenrouter.tasks.bisect_report import Step, format_steps
 from tokenrouter.tasks.bisect_systems import Served, System, make_systems, serve
 from tokenrouter.tasks.common import Job
+from tokenrouter.tasks.decisions import write_log
 from tokenrouter.telemetry import collect_provenance, peak_process_bytes
 
 NEAR_TIE_LOGITS = {"float32": 1e-3, "float16": 0.03, "bfloat16": 0.25}
@@ -83,6 +84,8 @@ def run(job: Job, *, near_tie_logits: float | None = None) -> None:
         {"near_tie_logits": limit, "steps": [step.as_dict() for step in steps], "notes": notes},
     )
     job.folder.write_steps(served.repeat.steps)
+    if cfg.log_decisions:
+        write_log(served.llm, job.folder.path)
     print(f"\n{report}")
     memory = {"peak_process_bytes": peak_process_bytes()}
     job.finish({"memory": memory} | serving_sections(served.llm, [served.repeat]))

@@ -105,7 +105,7 @@ def make_systems(
             router=router,
             options=logged,
             is_used=_has_memory(options),
-            is_lossless=not _has_memory(replace(options, num_host_slots=0)),
+            is_lossless=not _has_memory(replace(options, num_host_slots=0, prefix_sharing=False)),
         ),
     )
 
@@ -145,7 +145,12 @@ def _without_memory(options: EngineOptions, requests: Sequence[RequestSpec]) -> 
     if num_slots is not None:
         num_slots = max(num_slots, *(len(r.prompt_ids) + r.max_output_tokens for r in requests))
     return replace(
-        options, retention=None, kv_cache_dtype="auto", num_kv_slots=num_slots, num_host_slots=0
+        options,
+        retention=None,
+        kv_cache_dtype="auto",
+        num_kv_slots=num_slots,
+        num_host_slots=0,
+        prefix_sharing=False,
     )
 
 
@@ -177,6 +182,7 @@ def _has_memory(options: EngineOptions) -> bool:
         options.retention is not None
         or options.kv_cache_dtype != "auto"
         or options.num_host_slots > 0
+        or options.prefix_sharing
     )
 
 
@@ -190,4 +196,6 @@ def _memory(options: EngineOptions) -> str:
         parts.append(f"entries in {options.kv_cache_dtype}")
     if options.num_host_slots:
         parts.append(f"{options.num_host_slots:,} entries outside the pool")
+    if options.prefix_sharing:
+        parts.append("prefixes shared")
     return ", ".join(parts) or "nothing evicted, entries in the model's dtype"

@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from tokenrouter import EngineOptions
 from tokenrouter.models import LoadedModel, load_model, tiny_random
+from tokenrouter.tasks import groups
 from tokenrouter.workloads import calibration_documents, evaluation_documents, text_hash
 
 
@@ -82,26 +83,11 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 
 def engine_options(cfg: DictConfig) -> EngineOptions:
-    """conf/scheduler and conf/kvcache, as the engine takes them."""
-    scheduler = cfg.scheduler
-    return EngineOptions(
-        scheduler=scheduler.policy,
-        max_num_seqs=scheduler.max_num_seqs,
-        max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        static_batch_size=scheduler.static_batch_size,
-        phase_order=scheduler.phase_order,
-        max_prefill_tokens=scheduler.max_prefill_tokens,
-        max_decode_tokens=scheduler.max_decode_tokens,
-        max_phase_wait_steps=scheduler.max_phase_wait_steps,
-        max_overtaken=scheduler.max_overtaken,
-        max_num_waiting=scheduler.max_num_waiting,
-        dispatch=scheduler.dispatch,
-        min_batch=scheduler.min_batch,
-        max_wait_steps=scheduler.max_wait_steps,
-        num_kv_slots=cfg.kvcache.num_slots,
-        num_host_slots=cfg.kvcache.num_host_slots,
-        kv_cache_dtype=cfg.kvcache.dtype,
-        retention=instantiate(cfg.kvcache.retention),
-        seed=cfg.seed,
-        log_decisions=cfg.log_decisions,
-    )
+    """conf/scheduler and conf/kvcache, as the engine takes them; ``groups.ENGINE`` says which key is which option."""
+    options: dict[str, Any] = {
+        option: cfg[group][key]
+        for group, keys in groups.ENGINE.items()
+        for key, option in keys.items()
+    }
+    options["retention"] = instantiate(options["retention"])
+    return EngineOptions(seed=cfg.seed, **options)

@@ -8,6 +8,8 @@ from typing import Any
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from tokenrouter.tasks import groups
+
 _HINTS = {"model.name": "<hub name, local folder or .gguf file>"}
 _HYDRAS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 
@@ -19,8 +21,8 @@ def check_config(cfg: DictConfig) -> None:
         cfg: the composed config.
 
     Raises:
-        ValueError: a mandatory value is missing, an option is unknown to the target that it is for, or
-            ``evaluation.num_repeats`` is below 1.
+        ValueError: a mandatory value is missing, an option is unknown to the target that it is for or, where a part has
+            none, to ``groups.KEYS``, or ``evaluation.num_repeats`` is below 1.
     """
     if missing := sorted(OmegaConf.missing_keys(cfg)):
         wanted = " ".join(f"{key}={_HINTS.get(key, '<value>')}" for key in missing)
@@ -31,6 +33,8 @@ def check_config(cfg: DictConfig) -> None:
         except ImportError:
             continue  # Hydra says so with the config's key when it builds the object
         check_options(path, map(str, node), target)
+    for path, known in groups.KEYS.items():
+        _refuse_unknown(path, map(str, cfg[path]), list(known), owner=path)
     num_repeats = cfg.evaluation.num_repeats
     if not isinstance(num_repeats, int) or num_repeats < 1:
         raise ValueError(
@@ -53,14 +57,7 @@ def check_options(path: str, options: Iterable[str], target: Callable[..., Any])
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
     known = [parameter.name for parameter in parameters]
-    for option in options:
-        if option in _HYDRAS or option in known:
-            continue
-        close = difflib.get_close_matches(option, known, n=1)
-        meant = f"; did you mean {path}.{close[0]}?" if close else ""
-        raise ValueError(
-            f"{path}.{option} is no option of {target.__name__}; its options: {', '.join(known) or 'none'}{meant}"
-        )
+    _refuse_unknown(path, options, known, owner=target.__name__)
 
 
 def check_windows(window_tokens: int, max_model_len: int, num_slots: int | None) -> None:
@@ -83,6 +80,17 @@ def check_windows(window_tokens: int, max_model_len: int, num_slots: int | None)
         raise ValueError(
             f"a window of {window_tokens} tokens needs as many KV slots, and the pool has {num_slots}: lower "
             "evaluation.window_tokens or raise kvcache.num_slots"
+        )
+
+
+def _refuse_unknown(path: str, options: Iterable[str], known: list[str], *, owner: str) -> None:
+    for option in options:
+        if option in _HYDRAS or option in known:
+            continue
+        close = difflib.get_close_matches(option, known, n=1)
+        meant = f"; did you mean {path}.{close[0]}?" if close else ""
+        raise ValueError(
+            f"{path}.{option} is no option of {owner}; its options: {', '.join(known) or 'none'}{meant}"
         )
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +21,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tokenrouter.kernels import NativeUnavailable
 from tokenrouter.tasks import checks
-from tokenrouter.tasks.tracking import TrackedRun, run_name
+from tokenrouter.tasks.tracking import NoTracker, TrackedRun, run_name
 from tokenrouter.telemetry import RunFolder, reset_peak_process_bytes
 
 log = logging.getLogger(__name__)
+UNTRACKED_TASKS = ("tokenrouter.tasks.doctor.run",)  # they measure nothing
 USER_ERRORS = (ValueError, FileNotFoundError, OmegaConfBaseException, NativeUnavailable)
 
 
@@ -46,10 +48,10 @@ class Job:
 def run_job(cfg: DictConfig) -> None:
     """Run the task of one Hydra job.
 
-    Every failure is in status.json; a user's mistake is one line on the terminal.
+    Every failure is in status.json; a user's mistake, and Ctrl-C, is one line on the terminal.
 
     Raises:
-        SystemExit: a user's mistake in a single run.
+        SystemExit: a user's mistake in a single run (1); Ctrl-C (130), which ends a sweep too.
         Exception: any other failure, and every failure in a sweep, so that Hydra counts it.
     """
     logging.captureWarnings(True)
@@ -61,6 +63,9 @@ def run_job(cfg: DictConfig) -> None:
     try:
         with open_job(cfg, folder, overrides, group=folder.parent.name if sweep else None) as job:
             instantiate(cfg.task)(job)
+    except KeyboardInterrupt:
+        log.error("interrupted by the user; what was written lies in %s", folder)
+        raise SystemExit(128 + signal.SIGINT) from None
     except Exception as error:
         cause = root_cause(error)
         log.error(
@@ -97,7 +102,8 @@ def open_job(
         config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
         folder.write_config(OmegaConf.to_yaml(cfg, resolve=True), overrides)
         _prepare_process(cfg)
-        tracker = instantiate(cfg.logger)
+        is_tracked = cfg.task._target_ not in UNTRACKED_TASKS
+        tracker = instantiate(cfg.logger) if is_tracked else NoTracker()
         with tracker.open(path, config=config, name=run_name(name), group=group) as run:
             yield Job(cfg=cfg, folder=folder, run=run)
     except BaseException as error:

@@ -1,6 +1,5 @@
 """Runs baselines and chosen router on the same requests and windows, and reports on them."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,12 +37,11 @@ from tokenrouter.evaluation.throughput import (
 from tokenrouter.executors import build_pool
 from tokenrouter.kernels import KernelSet, select
 from tokenrouter.models import LoadedModel
-from tokenrouter.tasks import build, checks, report
+from tokenrouter.tasks import build, checks, groups, report
 from tokenrouter.tasks.common import Job
-from tokenrouter.telemetry import DecisionLog, collect_provenance, write_decisions
+from tokenrouter.tasks.decisions import write_log
+from tokenrouter.telemetry import collect_provenance
 from tokenrouter.workloads import RequestSet, windows
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +84,7 @@ def compare(job: Job, *, serve: bool, score: bool) -> None:
     scored = measure(setup) if score else None
     rows = make_rows(systems, served, scored, slo)
     if cfg.log_decisions:
-        log_decisions(setup, job.folder.path / "decisions.parquet")
+        log_decisions(setup, job.folder.path)
     if served:
         job.folder.write_steps(served[systems.chosen].repeats[-1].steps)
     notes = report.notes(cfg, setup, served, scored, provenance)
@@ -155,12 +153,7 @@ def held_out_windows(text: build.Text, settings: QualitySettings) -> HeldOutWind
 
 def quality_settings(cfg: DictConfig) -> QualitySettings:
     """conf/evaluation, the part about quality."""
-    return QualitySettings(
-        window_tokens=cfg.evaluation.window_tokens,
-        num_windows=cfg.evaluation.num_windows,
-        decode_tokens=cfg.evaluation.decode_tokens,
-        decode_windows=cfg.evaluation.decode_windows,
-    )
+    return QualitySettings(**{key: cfg.evaluation[key] for key in groups.QUALITY})
 
 
 def measure(setup: Setup) -> QualityReport:
@@ -240,7 +233,7 @@ def draw(
     return drawn
 
 
-def log_decisions(setup: Setup, path: Path) -> None:
+def log_decisions(setup: Setup, folder: Path) -> None:
     """One more pass of the chosen router, with the log on, so that it slows no measured pass."""
     builder = setup.builder
     router = setup.systems.chosen_llm.router
@@ -249,14 +242,4 @@ def log_decisions(setup: Setup, path: Path) -> None:
     total = num_tokens(requests)
     with progress("decision log", total, unit="tokens") as advance:
         run_requests(llm, requests, partial(advance, router.name))
-    recorder = llm.engine.decisions
-    assert recorder is not None
-    decisions = DecisionLog(
-        blocks=recorder.blocks,
-        request_ids=recorder.request_ids,
-        route_names=llm.engine.stats.route_names,
-        reasons=recorder.reasons,
-        router=router.name,
-        router_version=router.version,
-    )
-    log.info("%d decisions in %s", write_decisions(path, decisions), path)
+    write_log(llm, folder)

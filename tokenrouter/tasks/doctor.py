@@ -1,5 +1,6 @@
 """Reads a run folder and names the usual troubles, each with its cure. Loads no model."""
 
+import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 from tokenrouter.tasks.common import Job
 from tokenrouter.tasks.doctor_rules import RULES
 from tokenrouter.tasks.doctor_run import LEVELS, FinishedRun, Level, read_run
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +47,8 @@ def run(job: Job) -> None:
             "task=doctor needs the folder of a run: add run=outputs/runs/<date>/<time>, or "
             "run=outputs/sweeps/<date>/<time>/<job>"
         )
+    if job.cfg.log_decisions:
+        log.warning("log_decisions=true has no effect with task=doctor, which decides nothing")
     finished = read_run(Path(str(path)))
     findings = examine(finished)
     print(f"\n{format_findings(finished, findings)}")

@@ -171,7 +171,8 @@ RULES = (
         name="run_failed",
         when="`status.json` says `failed`",
         why="What it left is incomplete; the other rules see only what was written before",
-        cure="Mend what the error names, and run again. `status.json` has the traceback",
+        cure="Mend what the error names, and run again; `status.json` has the traceback. After an interruption by the "
+        "user nothing needs mending",
         check=run_failed,
     ),
     Rule(

@@ -1,6 +1,7 @@
 """Streams one completion to the terminal and says which routes its tokens took."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from hydra.utils import instantiate
@@ -13,6 +14,7 @@ from tokenrouter.evaluation.throughput import Repeat, Throughput, make_repeat
 from tokenrouter.executors import build_pool
 from tokenrouter.tasks import build, checks
 from tokenrouter.tasks.common import Job
+from tokenrouter.tasks.decisions import write_log
 from tokenrouter.telemetry import collect_provenance, peak_process_bytes
 
 
@@ -20,7 +22,7 @@ def run(job: Job) -> None:
     """``task=generate``."""
     cfg = job.cfg
     router, spec = instantiate(cfg.router), instantiate(cfg.executor)
-    options = build.engine_options(cfg)
+    options = replace(build.engine_options(cfg), log_decisions=cfg.log_decisions)
     params = _sampling_params(cfg)
     with progress("set-up", 3, unit="stages") as advance:
         model = build.load(cfg, cfg.model.dtype)
@@ -38,6 +40,8 @@ def run(job: Job) -> None:
     done = _stream(llm, _prompt(llm, cfg), params)
     completion = done.outputs[0].outputs[0]
     job.folder.write_text("completion.txt", completion.text)
+    if cfg.log_decisions:
+        write_log(llm, job.folder.path)
     served = Throughput(repeats=(done,))
     sections = serving_sections(llm, served.repeats)
     _print_summary(done, sections["routes"], completion.finish_reason or "")

@@ -17,7 +17,7 @@ class RunFolder:
     """Writes the files of a run: config, overrides, provenance, metrics, steps, status.
 
     ``status.json`` says ``running`` from the start, then ``ok`` or ``failed``; a run that was
-    killed stays ``running``.
+    killed stays ``running``, one that the user interrupted has failed.
 
     Args:
         path: the folder; made if missing, refused if it already holds a run.
@@ -87,7 +87,10 @@ class RunFolder:
         self._write_status("ok")
 
     def fail(self, error: BaseException) -> None:
-        """Mark the run as failed, with the traceback."""
+        """Mark the run as failed, with the traceback; for ``KeyboardInterrupt`` with a reason alone."""
+        if isinstance(error, KeyboardInterrupt):
+            self._write_status("failed", error="interrupted by the user")
+            return
         self._write_status(
             "failed",
             error=f"{type(error).__name__}: {error}",

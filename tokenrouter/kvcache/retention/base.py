@@ -65,9 +65,20 @@ class RetentionPolicy(ABC):
 
 
 def check_count(name: str, value: object, least: int) -> None:
-    """Raises ValueError unless ``value`` is an integer of at least ``least``."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    """Refuse what is no count; the scheduler's limits are checked by it, too.
+
+    Args:
+        name: of the option, for messages.
+        value: a bool, a float (a whole one, NaN) or a text is none.
+        least: allowed.
+
+    Raises:
+        ValueError: ``value`` is no integer, or below ``least``.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

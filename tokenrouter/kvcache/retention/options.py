@@ -58,7 +58,7 @@ class RetentionOptions:
         if isinstance(self.layers, int):
             count = min(self.layers, num_layers)
             return tuple((2 * i + 1) * num_layers // (2 * count) for i in range(count))
-        wrong = [layer for layer in self.layers if not 0 <= layer < num_layers]
+        wrong = [n for n in self.layers if type(n) is not int or not 0 <= n < num_layers]
         if wrong or not self.layers or len(set(self.layers)) != len(self.layers):
             raise ValueError(
                 f"layers={list(self.layers)} must name different layers of 0 to {num_layers - 1}"
