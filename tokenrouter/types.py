@@ -194,7 +194,7 @@ class StepFeedback:
 
     Attributes:
         num_running, num_waiting: requests in the two states after the step.
-        free_slot_frac: free share of the KV pool.
+        free_slot_frac: share of the KV pool that a request could still get.
         route_tokens: tokens executed per route name in this step.
         step_ms: wall time of the step.
     """

@@ -139,7 +139,7 @@ def test_classes_say_which_tokens_become_int8() -> None:
         for request in llm.engine.scheduler.running:
             kept = int(table.num_kept_R[request.row])
             assert kept == table.num_seen_R[request.row], "something was evicted"
-            is_int8_N = table.slots_RN[request.row, :kept] > table.num_slots
+            is_int8_N = table.slots_RN[request.row, :kept] > table.slots.end
             done = request.num_computed // 8 * 8
             is_low_N = request.requested_N[:kept] == 1
             position_N = np.arange(kept)

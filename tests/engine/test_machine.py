@@ -75,6 +75,7 @@ class EngineMachine(RuleBasedStateMachine):
         slots=st.integers(MAX_TOTAL, 3 * MAX_TOTAL),
         min_batch=st.integers(1, 4),
         max_wait=st.integers(0, 4),
+        block=st.sampled_from([0, 1, 3, 8]),
     )
     def start(
         self,
@@ -87,6 +88,7 @@ class EngineMachine(RuleBasedStateMachine):
         slots: int,
         min_batch: int,
         max_wait: int,
+        block: int,
     ) -> None:
         self.llm = make(
             scheduler=scheduler,
@@ -99,6 +101,8 @@ class EngineMachine(RuleBasedStateMachine):
             static_batch_size=(seats + 1) // 2,
             min_batch=min_batch,
             max_wait_steps=max_wait,
+            prefix_sharing=block > 0,
+            prefix_block=max(block, 1),
         )
         self.engine = self.llm.engine
         if self.engine.scheduler.host is not None:
@@ -154,7 +158,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.pool.check_integrity()
         scheduler: Scheduler = self.engine.scheduler
         assert all(r.waited_steps <= self.bound for r in scheduler.running)
-        assert sum(r.num_computed for r in scheduler.running) <= self.engine.pool.live
+        num_computed = sum(r.num_computed for r in scheduler.running)
+        assert num_computed <= int(self.engine.pool.tables[0].num_kept_R.sum())
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
@@ -164,7 +169,9 @@ class EngineMachine(RuleBasedStateMachine):
             self.one_step()
             steps += 1
             assert steps < 3000, "the engine does not finish"
+        self.engine.drop_prefixes()
         assert self.engine.pool.free == self.engine.pool.num_slots, "slots leaked"
+        self.engine.pool.check_integrity()
         host = self.engine.scheduler.host
         assert host is None or host.live == 0, "room of the host tier leaked"
         assert self.engine.pool.num_free_rows == len(self.engine.pool.tables[0].num_kept_R), (

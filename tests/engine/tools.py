@@ -105,7 +105,7 @@ def run_all(llm: LLM, check: Callable[[], None] | None = None) -> dict[str, Requ
         llm.engine.pool.check_integrity()
         if check is not None:
             check()
-    assert llm.engine.pool.free == llm.engine.pool.num_slots, "slots leaked"
+    assert llm.engine.pool.available == llm.engine.pool.num_slots, "slots leaked"
     return last
 
 

@@ -72,7 +72,7 @@ def test_entries_keep_what_they_hold(data: st.DataObject, num_groups: int) -> No
             pool.evict(row, group, np.array(stays, bool))
         elif action == "compact":
             Compactor(pool, arena, groups).compact()
-            assert all(table.num_touched == table.live for table in pool.tables)
+            assert all(table.slots.num_touched == table.slots.used for table in pool.tables)
         check(pool, arena, groups, rows)
 
 
@@ -99,7 +99,7 @@ def test_the_process_becomes_smaller() -> None:
     assert given_back == 36_000 and pool.num_touched == pool.live == 4_000
     assert evicted - resident_bytes() > 0.8 * total
     assert bool((arena.kv_LSPD[:, :4_000] == 1).all())
-    assert pool.peak_touched == 40_000
+    assert pool.touched_bytes(3, 2) == 12_000
     assert not compactor.is_due
 
 

@@ -76,17 +76,6 @@ class PoolMachine(RuleBasedStateMachine):
             self.note(row, [length] * self.num_groups)
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), more=st.integers(1, MAX_LEN))
-    def extend_one_group(self, data: st.DataObject, more: int) -> None:
-        """Groups that keep different numbers of tokens: what retention per group comes to."""
-        row = data.draw(st.sampled_from(sorted(self.held)))
-        group = data.draw(st.integers(0, self.num_groups - 1))
-        length = min(self.seen[row][group] + more, MAX_LEN)
-        if self.pool.tables[group].fits(row, length):
-            self.pool.tables[group].extend(row, length)
-            self.note(row, [length if g == group else 0 for g in range(self.num_groups)])
-
-    @precondition(lambda self: self.held)
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:
         """Any entries of one group: the others keep slots, positions and order, and later tokens go on counting."""
@@ -117,12 +106,12 @@ class PoolMachine(RuleBasedStateMachine):
     def integrity(self) -> None:
         self.pool.check_integrity()
         live = [self.live(group) for group in range(self.num_groups)]
-        assert [table.live for table in self.pool.tables] == live
-        assert [table.free for table in self.pool.tables] == [NUM_SLOTS - n for n in live]
+        assert [table.slots.used for table in self.pool.tables] == live
+        assert [table.slots.free for table in self.pool.tables] == [NUM_SLOTS - n for n in live]
         assert self.pool.live == max(live) and self.pool.free == NUM_SLOTS - max(live)
         assert self.pool.cached == 0
         assert self.pool.num_free_rows == MAX_ROWS - len(self.held)
-        assert self.pool.peak_live == self.peak
+        assert self.pool.peak_used == self.peak
 
     @invariant()
     def held_slots_stay_where_they_are(self) -> None:
@@ -159,8 +148,9 @@ def test_a_refusal_leaves_no_group_extended() -> None:
     for full in range(3):
         pool = KVPool(num_slots=10, max_rows=2, max_len=10, num_groups=3)
         row, other = pool.acquire_row(5), pool.acquire_row(10)
-        assert pool.extend(row, 2)
-        pool.tables[full].extend(other, 7)
+        assert pool.extend(row, 2) and pool.extend(other, 7)
+        for group in {0, 1, 2} - {full}:
+            pool.evict(other, group, np.zeros(7, np.bool_))
         assert pool.free == 1 and pool.live == 9
         assert not pool.extend(row, 4)
         assert [table.num_kept_R[row] for table in pool.tables] == [2, 2, 2]
@@ -253,16 +243,16 @@ def test_an_empty_pool_is_refused(sizes: tuple[int, int, int, int]) -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("shared", "two requests"),
-        ("lost", "slot tables disagree"),
-        ("count", "slot tables disagree"),
-        ("stolen", "does not own"),
+        ("shared", "references of rows"),
+        ("lost", "references of rows"),
+        ("count", "free slots miscounted"),
+        ("twice", "a slot twice"),
         ("positions", "positions disordered"),
         ("free row", "a free row holds slots"),
     ],
 )
 def test_integrity_check_sees_a_fault(fault: str, message: str, group: int) -> None:
-    """Guards the guard, in every group: a shared slot, a lost one, a wrong count, owner, position or row."""
+    """Guards the guard, in every group: a shared slot, a lost one, a wrong count, position or row."""
     pool = KVPool(num_slots=8, max_rows=3, max_len=8, num_groups=2)
     first, second = pool.acquire_row(4), pool.acquire_row(4)
     assert pool.extend(first, 3) and pool.extend(second, 3)
@@ -273,10 +263,11 @@ def test_integrity_check_sees_a_fault(fault: str, message: str, group: int) -> N
     elif fault == "lost":
         table.num_kept_R[first] = 2
     elif fault == "count":
-        table.free -= 1
-    elif fault == "stolen":
-        slots_RN = table.slots_RN
-        slots_RN[first, 0], slots_RN[second, 0] = slots_RN[second, 0], slots_RN[first, 0]
+        table.slots.free -= 1
+    elif fault == "twice":
+        table.slots.leave(table.slots_RN[first, :1])
+        table.slots.use(table.slots_RN[first, 1:2])
+        table.slots_RN[first, 0] = table.slots_RN[first, 1]
     elif fault == "positions":
         table.positions_RN[first, :2] = [1, 0]
     else:

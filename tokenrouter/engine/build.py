@@ -1,5 +1,7 @@
 """Puts an engine together from a model, a router and a pool. The defaults are the library's."""
 
+import logging
+
 from tokenrouter.engine import costs
 from tokenrouter.engine.decider import Decider
 from tokenrouter.engine.decision_log import DecisionRecorder
@@ -9,6 +11,7 @@ from tokenrouter.engine.executable import ExecutableRoutes, executable_routes
 from tokenrouter.engine.live import LiveRequests
 from tokenrouter.engine.observation import Observer
 from tokenrouter.engine.options import EngineOptions
+from tokenrouter.engine.prefix_key import UNSHAREABLE, is_shareable, prefix_key
 from tokenrouter.engine.retainer import Retainer, bounds_live
 from tokenrouter.engine.runner import Runner
 from tokenrouter.engine.sampler import Sampler
@@ -16,11 +19,13 @@ from tokenrouter.engine.stats import EngineStats
 from tokenrouter.engine.step import ForwardBuilder
 from tokenrouter.executors import ExecutorPool
 from tokenrouter.features import FeatureExtractor, TokenTypeTable
-from tokenrouter.kvcache import Compactor, HostTier, KVArena, KVPool
+from tokenrouter.kvcache import Compactor, HostTier, KVArena, KVPool, PrefixCache
 from tokenrouter.models import Decoder, LoadedModel
 from tokenrouter.routers.base import Router
-from tokenrouter.scheduler import POLICIES, Scheduler, StaticBatchScheduler
+from tokenrouter.scheduler import POLICIES, PrefixSharing, Scheduler, StaticBatchScheduler
 from tokenrouter.types import RouteTable
+
+log = logging.getLogger(__name__)
 
 DEFAULT_KV_BYTES = 1 << 30
 DEFAULT_STATIC_BATCH = 8
@@ -52,6 +57,9 @@ def build_engine(
         host = HostTier(
             kv_pool, arena, layer_groups, options.num_host_slots, recompute_s=recompute_s
         )
+    sharing = None
+    if options.prefix_sharing:
+        sharing = _sharing(router, kv_pool, options)
     observer = Observer(options.observe, layer_groups) if options.observe else None
     retainer = None
     if options.retention is not None:
@@ -66,7 +74,7 @@ def build_engine(
                 routes.executed_of,
                 routes.table.names,
             ),
-            scheduler=_scheduler(kv_pool, options, host),
+            scheduler=_scheduler(kv_pool, options, host, sharing),
             dispatcher=_dispatcher(routes, model, pool, options),
             runner=Runner(
                 Decoder(model, pool.kernels, layer_groups),
@@ -78,6 +86,7 @@ def build_engine(
             ),
             observer=observer,
             retainer=retainer,
+            sharing=sharing,
             sampler=Sampler(model.config.vocab_size, options.seed, pool.kernels),
             pool=kv_pool,
             arena=arena,
@@ -144,12 +153,30 @@ def _memory(
     return pool, arena
 
 
-def _scheduler(pool: KVPool, options: EngineOptions, host: HostTier | None) -> Scheduler:
+def _sharing(router: Router, pool: KVPool, options: EngineOptions) -> PrefixSharing:
+    if not is_shareable(router):
+        log.warning(
+            "prefix_sharing has no effect: router %s depends on %s",
+            router.name,
+            ", ".join(sorted(router.depends_on & UNSHAREABLE)),
+        )
+    cache = PrefixCache(pool, options.block_tokens)
+    return PrefixSharing(cache, pool, prefix_key(router), evicts=options.retention is not None)
+
+
+def _scheduler(
+    pool: KVPool, options: EngineOptions, host: HostTier | None, sharing: PrefixSharing | None
+) -> Scheduler:
     policy = POLICIES[options.scheduler]
     cut_every = options.retention.interval if options.retention else None
     if issubclass(policy, StaticBatchScheduler):
         size = options.static_batch_size or min(DEFAULT_STATIC_BATCH, options.max_num_seqs)
         return policy(
-            pool=pool, limits=options.limits, batch_size=size, cut_every=cut_every, host=host
+            pool=pool,
+            limits=options.limits,
+            batch_size=size,
+            cut_every=cut_every,
+            host=host,
+            sharing=sharing,
         )
-    return policy(pool=pool, limits=options.limits, cut_every=cut_every, host=host)
+    return policy(pool=pool, limits=options.limits, cut_every=cut_every, host=host, sharing=sharing)

@@ -18,7 +18,7 @@ from tokenrouter.kvcache import Compactor, KVArena, KVPool
 from tokenrouter.outputs import RequestOutput
 from tokenrouter.routers.base import Router
 from tokenrouter.sampling_params import SamplingParams
-from tokenrouter.scheduler import QueueFullError, Scheduler
+from tokenrouter.scheduler import PrefixSharing, QueueFullError, Request, Scheduler
 from tokenrouter.scheduler.request import LogitsSink
 from tokenrouter.types import RouteTable, StepFeedback
 
@@ -42,6 +42,7 @@ class EngineParts:
     recorder: DecisionRecorder | None
     observer: Observer | None
     retainer: Retainer | None
+    sharing: PrefixSharing | None
 
 
 class LLMEngine:
@@ -63,9 +64,9 @@ class LLMEngine:
         self.scheduler = parts.scheduler
         self.pool = parts.pool
         self.stats = parts.stats
-        is_int8 = parts.arena.null_slot == 0
+        arena = parts.arena
         self.kv_bytes_per_slot = (
-            parts.arena.int8_bytes_per_slot if is_int8 else parts.arena.bytes_per_slot
+            arena.int8_bytes_per_slot if arena.is_all_int8 else arena.bytes_per_slot
         )
 
     def step(self) -> list[RequestOutput]:
@@ -77,9 +78,10 @@ class LLMEngine:
         parts, started = self._parts, time.perf_counter()
         plan = parts.scheduler.schedule()
         self.stats.num_preemptions += len(plan.preempted)
+        self.stats.shared_tokens += plan.num_shared_tokens
         if not plan.chunks:
             return parts.live.take_changed()
-        step, live_slots = pack(plan), self.pool.live
+        step, used_slots = pack(plan), self.pool.used
         self._note_live_bytes()
         scheduled = time.perf_counter()
 
@@ -92,14 +94,13 @@ class LLMEngine:
         ran_at = time.perf_counter()
         sampled = parts.live.sample(result.chunks, result.logits_RV, parts.sampler)
         self._advance(step, work)
-        num_new = parts.live.accept(result.chunks, sampled, parts.scheduler)
-        if parts.retainer is not None:
-            self.stats.count_retention(*parts.retainer.retire())
+        accepted = parts.live.accept(result.chunks, sampled)
+        self._retire(step, work, accepted.ended)
         outputs = parts.live.take_changed()
         self._give_memory_back()
 
         ended = time.perf_counter()
-        self.stats.output_tokens += num_new
+        self.stats.output_tokens += accepted.num_new
         route_tokens = self.stats.count_tokens(decision, step.batch.phase_T.numpy(), result.ran_T)
         self.stats.add_forward(result.times)
         times = StepTimes(
@@ -108,7 +109,7 @@ class LLMEngine:
             sampler_s=ended - ran_at,
             step_s=ended - started,
         )
-        self.stats.record(times, live_slots=live_slots)
+        self.stats.record(times, live_slots=used_slots)
         parts.router.observe(self._feedback(route_tokens, times.step_s))
         return outputs
 
@@ -182,6 +183,11 @@ class LLMEngine:
         """Whether ``step`` still has something to do or to hand back."""
         return self.scheduler.has_unfinished or self._parts.live.has_changed
 
+    def drop_prefixes(self) -> None:
+        """Empties the prefix cache; requests that run keep what they use of it."""
+        if self._parts.sharing is not None:
+            self._parts.sharing.cache.clear()
+
     @property
     def decisions(self) -> DecisionRecorder | None:
         """The decision log, when it was asked for."""
@@ -229,25 +235,41 @@ class LLMEngine:
         for c in work.deferred:
             step.chunks[c].request.waited_steps += 1
 
+    def _retire(self, step: PackedStep, work: Work, ended: Sequence[Request]) -> None:
+        """Evicts what is due, keeps prefixes for others, and frees what ended requests hold."""
+        parts = self._parts
+        try:
+            if parts.retainer is not None:
+                self.stats.count_retention(*parts.retainer.retire())
+            if parts.sharing is not None:
+                for chunks in work.forwards:
+                    for c in chunks:
+                        parts.sharing.offer(step.chunks[c].request)
+        finally:
+            for request in ended:
+                parts.scheduler.finish(request)
+
     def _note_live_bytes(self) -> None:
         """With the step's new slots and before anything is evicted: the most that it holds."""
         arena, stats, num_int8 = self._parts.arena, self.stats, self.pool.converted
-        live_bytes = (self.pool.live - num_int8) * self.kv_bytes_per_slot
+        live_bytes = (self.pool.used - num_int8) * self.kv_bytes_per_slot
         live_bytes += num_int8 * arena.int8_bytes_per_slot
-        num_int8 = self.pool.live if arena.null_slot == 0 else num_int8
+        num_int8 = self.pool.used if arena.is_all_int8 else num_int8
         stats.peak_live_bytes = max(stats.peak_live_bytes, live_bytes)
         stats.peak_full_bytes = max(stats.peak_full_bytes, self.pool.seen * arena.bytes_per_slot)
         stats.peak_int8_tokens = max(stats.peak_int8_tokens, num_int8)
 
     def _give_memory_back(self) -> None:
-        self.stats.peak_touched_slots = max(self.stats.peak_touched_slots, self.pool.num_touched)
+        int8_bytes = self._parts.arena.int8_bytes_per_slot
+        num_bytes = self.pool.touched_bytes(self.kv_bytes_per_slot, int8_bytes)
+        self.stats.peak_allocated_bytes = max(self.stats.peak_allocated_bytes, num_bytes)
         self.stats.num_compactions += self._parts.compactor.compact_if_due()
 
     def _feedback(self, route_tokens: dict[str, int], step_s: float) -> StepFeedback:
         return StepFeedback(
             num_running=len(self.scheduler.running),
             num_waiting=len(self.scheduler.waiting),
-            free_slot_frac=self.pool.free / self.pool.num_slots,
+            free_slot_frac=self.pool.available / self.pool.num_slots,
             route_tokens=route_tokens,
             step_ms=1e3 * step_s,
         )

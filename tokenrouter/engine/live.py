@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -22,8 +22,15 @@ from tokenrouter.kvcache import KVPool
 from tokenrouter.models import ModelConfig
 from tokenrouter.outputs import RequestOutput
 from tokenrouter.sampling_params import SamplingParams
-from tokenrouter.scheduler import Chunk, Request, Scheduler
+from tokenrouter.scheduler import Chunk, Request
 from tokenrouter.scheduler.request import LogitsSink
+
+
+class Accepted(NamedTuple):
+    """What a step's tokens brought: how many are new, and the completions that ended with them."""
+
+    num_new: int
+    ended: tuple[Request, ...]
 
 
 class LiveRequests:
@@ -118,17 +125,12 @@ class LiveRequests:
         rows = logits_CV if len(free) == len(chunks) else logits_CV[free]
         return sampler.sample(rows, states, self._config.eos_token_ids)
 
-    def accept(
-        self,
-        chunks: Sequence[Chunk],
-        sampled: SampledTokens | None,
-        scheduler: Scheduler,
-    ) -> int:
-        """Appends the drawn (or forced) tokens, ends what is done; returns the number of new tokens."""
+    def accept(self, chunks: Sequence[Chunk], sampled: SampledTokens | None) -> Accepted:
+        """Appends the drawn (or forced) tokens and says what is done, for the scheduler to release."""
         now = time.perf_counter()
         drawn = iter(range(len(chunks)))
         ids = sampled.ids_B.tolist() if sampled is not None else []
-        num_new = 0
+        num_new, ended = 0, []
         for chunk in chunks:
             request = chunk.request
             group, completion = self._owner[request]
@@ -146,8 +148,8 @@ class LiveRequests:
             if completion.finish_reason is not None:
                 completion.finished_s = now
                 request.finished = True
-                scheduler.finish(request)
-        return num_new
+                ended.append(request)
+        return Accepted(num_new, tuple(ended))
 
     def abort(self, request_id: str) -> list[Request]:
         """Ends a request's unfinished completions; returns them, for the scheduler to release."""

@@ -40,6 +40,8 @@ class EngineOptions:
         num_host_slots: entries of preempted requests that are kept outside the pool and come back bit for bit; without
             room, or where a copy costs more by what is measured at start-up, a request is computed again. 0: all are.
         kv_cache_dtype: auto (the model's), or int8 with a scale per token and head, from the first write on.
+        prefix_sharing: a prompt that begins as an earlier one uses its KV entries; see PrefixSharing.
+        prefix_block: shared beginnings are multiples of so many tokens; with retention, of its interval instead.
         retention: which KV entries are kept; None: all, until their request ends. Not together with ``observe``.
 
     Raises:
@@ -66,6 +68,8 @@ class EngineOptions:
     observe: ObserveOptions | None = None
     num_host_slots: int = 0
     kv_cache_dtype: KVCacheDtype = "auto"
+    prefix_sharing: bool = False
+    prefix_block: int = 64
     retention: RetentionOptions | None = None
 
     def __post_init__(self) -> None:
@@ -78,6 +82,7 @@ class EngineOptions:
             "static_batch_size": 1,
             "min_batch": 1,
             "max_wait_steps": 0,
+            "prefix_block": 1,
         }
         check_least(self, lowest)
         if self.observe is not None and self.retention is not None:
@@ -89,12 +94,21 @@ class EngineOptions:
                 "retention.compress has no effect with kv_cache_dtype=int8, where every entry is int8 already: set "
                 "one of them"
             )
+        if self.prefix_sharing and self.retention is not None and self.retention.compress:
+            raise ValueError(
+                "retention.compress rewrites entries that prefix_sharing lets other requests use: set one of them"
+            )
         limits = self.limits
         if self.static_batch_size is not None and self.static_batch_size > limits.max_num_seqs:
             raise ValueError(
                 f"static_batch_size {self.static_batch_size} must be at most max_num_seqs {self.max_num_seqs}, the "
                 "requests that run at once: lower it, raise max_num_seqs, or leave it null to follow max_num_seqs"
             )
+
+    @property
+    def block_tokens(self) -> int:
+        """Lengths of shared prefixes are multiples of it: where entries are evicted, what is left there is shared."""
+        return self.prefix_block if self.retention is None else self.retention.interval
 
     @property
     def limits(self) -> SchedulerLimits:

@@ -5,7 +5,6 @@ N entries of one request in one layer group, G layer groups.
 
 from collections.abc import Sequence
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -78,7 +77,6 @@ class Retainer:
             self._refuse_blind_groups()
         self._class_of_route = torch.tensor(route_classes(options, table))
         self._parts: list[_Part] = []
-        self._statistics: WeakKeyDictionary[Request, list[EntryStatistics]] = WeakKeyDictionary()
 
     def start_step(self) -> None:
         """Forgets what the last step's forwards reported."""
@@ -128,7 +126,8 @@ class Retainer:
 
     def _start(self, request: Request) -> None:
         """Of a new request, and of one that is computed again."""
-        self._statistics[request] = [EntryStatistics(self.options.decay) for _ in self._groups]
+        if self._watches:
+            request.statistics = [EntryStatistics(self.options.decay) for _ in self._groups]
         shape = len(self._groups), request.max_total
         request.evicted_at_GN = np.full(shape, NEVER, np.int32)
 
@@ -150,7 +149,7 @@ class Retainer:
                 if count and not chunk.request.finished:
                     stop = chunk.start + chunk.length
                     positions_N = torch.from_numpy(positions_RN[chunk.request.row, :size])
-                    statistics = self._statistics[chunk.request][group]
+                    statistics = _statistics(chunk.request)[group]
                     statistics.add(sum_N / num_layers, positions_N, stop - count, stop)
 
     def _num_entries(self, chunk: Chunk, group: int) -> int:
@@ -174,7 +173,7 @@ class Retainer:
             assert request.evicted_at_GN is not None
             request.evicted_at_GN[group, gone_N] = num_seen
             if self._watches:
-                self._statistics[request][group].keep(is_kept_N)
+                _statistics(request)[group].keep(is_kept_N)
             freed[group] = self._pool.evict(request.row, group, is_kept_N.numpy())
         return freed
 
@@ -193,7 +192,7 @@ class Retainer:
         nothing = torch.empty(0)
         last_N = mean_N = key_norm_N = draw_N = nothing
         if self._watches:
-            last_N, mean_N = self._statistics[request][group].close_window(kept)
+            last_N, mean_N = _statistics(request)[group].close_window(kept)
         if "key_norm" in needs:
             key_norm_N = self._key_norms(table.slots_RN[request.row, :kept], group)
         if "draws" in needs:
@@ -230,6 +229,13 @@ class Retainer:
             keys_NGD = entries_NPD[:, : entries_NPD.shape[1] // 2].float()
             total_N += keys_NGD.norm(dim=-1).mean(-1)
         return total_N / len(self._groups[group])
+
+
+def _statistics(request: Request) -> list[EntryStatistics]:
+    assert request.statistics is not None, (
+        "a request whose attention was not watched from its start"
+    )
+    return request.statistics
 
 
 def bounds_live(options: RetentionOptions, table: RouteTable) -> bool:

@@ -28,12 +28,13 @@ class EngineStats:
         route_names: the routes of the engine's table; the index in the three arrays.
         decided_tokens: tokens that got their route, each once, in the step that decided it.
         reused_tokens: tokens that ran again on the route they had (recompute after preemption).
+        shared_tokens: prompt tokens that were not computed, as an earlier request's entries were used.
         num_rejected: requests refused because the queue was full.
         peak_live_slots: most KV slots in use at once.
         peak_live_bytes: most bytes of KV entries at once, full and int8.
         peak_full_bytes: the same if every token that has run were kept in full precision.
         peak_int8_tokens: most entries at once that were int8.
-        peak_touched_slots: most KV slots whose memory was in use at once, free ones among them.
+        peak_allocated_bytes: most bytes of KV slots whose memory was in use at once, free ones among them.
         num_compactions: times that entries moved together and the memory behind them was given back.
         retention_decisions: times that the retention policy was asked, per request and layer group.
         evicted_entries: entries that it evicted, in every layer group; those of a recompute count again.
@@ -51,12 +52,13 @@ class EngineStats:
     decided_tokens: int = 0
     reused_tokens: int = 0
     num_preemptions: int = 0
+    shared_tokens: int = 0
     num_rejected: int = 0
     peak_live_slots: int = 0
     peak_live_bytes: int = 0
     peak_full_bytes: int = 0
     peak_int8_tokens: int = 0
-    peak_touched_slots: int = 0
+    peak_allocated_bytes: int = 0
     num_compactions: int = 0
     retention_decisions: int = 0
     evicted_entries: int = 0

@@ -111,12 +111,12 @@ def _kv(llm: LLM, stats: Sequence[EngineStats]) -> Section:
     num_groups = len(llm.engine.pool.tables)
     return {
         "peak_live_bytes": max(s.peak_live_bytes for s in stats),
-        "peak_allocated_bytes": max(s.peak_touched_slots for s in stats)
-        * llm.engine.kv_bytes_per_slot,
+        "peak_allocated_bytes": max(s.peak_allocated_bytes for s in stats),
         "saved_frac": 1
         - max(s.peak_live_bytes for s in stats) / max(s.peak_full_bytes for s in stats),
         "evicted_tokens": max(s.evicted_entries for s in stats) / num_groups,
         "int8_tokens": max(s.peak_int8_tokens for s in stats),
+        "shared_tokens": max(s.shared_tokens for s in stats),
         "compactions": max(s.num_compactions for s in stats),
     }
 

@@ -72,7 +72,8 @@ class SystemsBuilder:
 
     Attributes:
         model, pool: shared by all systems.
-        options: of every engine; static_batch changes the scheduler, baselines keep every KV entry as it is.
+        options: of every engine; static_batch changes the scheduler, baselines keep every KV entry as it is
+            and compute their own.
         requests: the workload: warms up, and calibrates request_level.
         calibration_ids: passages on which a router with a budget sets its thresholds, of other
             documents than the requests and the evaluated windows.
@@ -99,14 +100,17 @@ class SystemsBuilder:
     @property
     def plain_options(self) -> EngineOptions:
         """The baselines'."""
-        return replace(self.options, retention=None, kv_cache_dtype="auto")
+        return replace(self.options, retention=None, kv_cache_dtype="auto", prefix_sharing=False)
 
     def chosen_name(self, router: Router) -> str:
         """The router's, with what is done to its KV where a baseline has the same router and does not do it."""
         if self.options == self.plain_options or router.name not in BASELINES:
             return router.name
         retention = self.options.retention
-        forms = [self.options.kv_cache_dtype] if self.options.kv_cache_dtype != "auto" else []
+        forms: list[str] = (
+            [self.options.kv_cache_dtype] if self.options.kv_cache_dtype != "auto" else []
+        )
+        forms += ["prefix_sharing"] if self.options.prefix_sharing else []
         return "+".join([router.name, *([retention.policy.name] if retention else []), *forms])
 
     def build(self, router: Router, *, serve: bool = True) -> Systems:

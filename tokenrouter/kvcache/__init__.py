@@ -4,6 +4,18 @@ from tokenrouter.kvcache.arena import KVArena
 from tokenrouter.kvcache.compaction import Compactor
 from tokenrouter.kvcache.host import HostTier, Swapped
 from tokenrouter.kvcache.pool import KVPool
+from tokenrouter.kvcache.prefix import PrefixCache
+from tokenrouter.kvcache.stretch import Prefix, Stretch
 from tokenrouter.kvcache.table import SlotTable
 
-__all__ = ["Compactor", "HostTier", "KVArena", "KVPool", "SlotTable", "Swapped"]
+__all__ = [
+    "Compactor",
+    "HostTier",
+    "KVArena",
+    "KVPool",
+    "Prefix",
+    "PrefixCache",
+    "SlotTable",
+    "Stretch",
+    "Swapped",
+]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tokenrouter.kernels import Int8Entries, huge_pages
 from tokenrouter.kernels.rope_store_kv.reference import store_int8
-from tokenrouter.kvcache.table import Moves
+from tokenrouter.kvcache.moves import Moves
 
 
 class KVArena:
@@ -52,6 +52,11 @@ class KVArena:
     def null_slot(self) -> int:
         """Index of the null slot."""
         return self.kv_LSPD.shape[1] - 1
+
+    @property
+    def is_all_int8(self) -> bool:
+        """Whether new tokens are stored in int8: there are no full slots then."""
+        return self.null_slot == 0
 
     @property
     def num_slots(self) -> int:

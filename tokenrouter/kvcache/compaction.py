@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tokenrouter.kvcache.arena import KVArena
 from tokenrouter.kvcache.pool import KVPool
+from tokenrouter.kvcache.slots import Slots
 
 MIN_SLOTS = 1024  # fewer are not worth a move
 MIN_FREE_FRAC = 0.5  # of the slots in use since the last move
@@ -43,10 +44,7 @@ class Compactor:
 
         A move is paid for then: it copies what is live, which is at most what was freed since the last one.
         """
-        return any(
-            table.num_touched - table.live >= max(MIN_SLOTS, MIN_FREE_FRAC * table.num_touched)
-            for table in self._pool.tables
-        )
+        return any(_is_sparse(table.slots) for table in self._pool.tables)
 
     def compact(self) -> int:
         """Moves and gives back; between two steps only. Entries keep rows, order and positions.
@@ -56,9 +54,16 @@ class Compactor:
         """
         given_back = 0
         for group, table in enumerate(self._pool.tables):
-            num_touched = table.num_touched
+            num_touched = table.slots.num_touched
             moves = table.close_ranks()
+            if self._pool.prefixes is not None:
+                self._pool.prefixes.renumber(group, moves)
             layers = [layer for layer, of in enumerate(self._groups) if of == group]
             worked = [self._arena.move(layer, moves) for layer in layers]
-            given_back += all(worked) * (num_touched - table.num_touched) * len(layers)
+            given_back += all(worked) * (num_touched - table.slots.num_touched) * len(layers)
         return given_back // len(self._groups)
+
+
+def _is_sparse(slots: Slots) -> bool:
+    num_unused = slots.num_touched - (slots.num_slots - slots.free)
+    return num_unused >= max(MIN_SLOTS, MIN_FREE_FRAC * slots.num_touched)

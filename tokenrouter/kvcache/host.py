@@ -95,7 +95,9 @@ class HostTier:
         return Swapped(num_seen=num_seen, num_entries=num_entries, groups=tuple(groups))
 
     def swap_in(self, swapped: Swapped, row: int) -> None:
-        """Gives a fresh row the entries back; the pool must have room for them."""
+        """Gives a fresh row the entries back; the pool must have room for them, where cached prefixes make way."""
+        has_room = self._pool.make_free(swapped.num_entries)
+        assert has_room, "the pool lacks slots that it had counted as available"
         for group, (table, held) in enumerate(zip(self._pool.tables, swapped.groups, strict=True)):
             table.restore(row, held.positions_N, swapped.num_seen, held.is_int8_N)
             slots_N = torch.from_numpy(table.slots_RN[row, : len(held.positions_N)].copy())

@@ -8,11 +8,28 @@ R rows (requests), N tokens of a row.
 """
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenrouter.kvcache.moves import Moves
+from tokenrouter.kvcache.slots import SlotArray, Slots
+from tokenrouter.kvcache.stretch import Prefix
 from tokenrouter.kvcache.table import SlotTable
+
+
+class HeldPrefixes(Protocol):
+    """Cached prefixes, as the pool sees them."""
+
+    def drop_until_free(self, num_slots: int) -> None:
+        """Lets go of prefixes until every group has ``num_slots`` free; the pool knows that it can have them."""
+
+    def held(self, group: int) -> list[SlotArray]:
+        """The slots in one group that each prefix holds."""
+
+    def renumber(self, group: int, moves: Moves) -> None:
+        """The entries of a group have moved."""
 
 
 class KVPool:
@@ -27,6 +44,7 @@ class KVPool:
         max_len: tokens that a row can hold.
         slots_for: the most slots that a request of so many tokens holds at once.
         tables: one per layer group, by the group's number.
+        prefixes: what holds slots beside the rows; None: nothing does.
     """
 
     def __init__(
@@ -73,17 +91,33 @@ class KVPool:
             )
             for _ in range(num_groups)
         )
+        self.prefixes: HeldPrefixes | None = None
         self._free_rows = list(range(max_rows - 1, -1, -1))
 
     @property
     def free(self) -> int:
-        """Slots that a request can still get: those free in the scarcest group."""
+        """Slots that nobody refers to, in the scarcest group."""
         return self._scarcest.free
 
     @property
+    def cached(self) -> int:
+        """Slots that cached prefixes hold, in the scarcest group; rows may use them too."""
+        return self._scarcest.cached
+
+    @property
     def live(self) -> int:
-        """Slots that belong to a request, in the scarcest group."""
-        return self._scarcest.live
+        """Slots that only requests refer to, in the scarcest group."""
+        return self.num_slots - self.free - self.cached
+
+    @property
+    def used(self) -> int:
+        """Slots that some request uses, in the group with most of them."""
+        return max(table.slots.used for table in self.tables)
+
+    @property
+    def available(self) -> int:
+        """Slots that a request can still get: free ones, and those of prefixes that no request uses."""
+        return self.num_slots - self.used
 
     @property
     def seen(self) -> int:
@@ -93,27 +127,25 @@ class KVPool:
     @property
     def converted(self) -> int:
         """Entries that were converted to int8, in the group with most of them."""
-        return max(table.converted for table in self.tables)
+        return max(table.slots.converted for table in self.tables)
 
     @property
-    def cached(self) -> int:
-        """Slots that belong to the prefix cache, in the scarcest group."""
-        return self._scarcest.cached
-
-    @property
-    def peak_live(self) -> int:
-        """The most slots of any one group that were live at once."""
-        return max(table.peak_live for table in self.tables)
+    def peak_used(self) -> int:
+        """The most slots of any one group that requests used at once."""
+        return max(table.slots.peak_used for table in self.tables)
 
     @property
     def num_touched(self) -> int:
         """Slots of any one group whose memory is in use, be they free or not."""
-        return max(table.num_touched for table in self.tables)
+        return max(table.slots.num_touched for table in self.tables)
 
-    @property
-    def peak_touched(self) -> int:
-        """The most of them at once."""
-        return max(table.peak_touched for table in self.tables)
+    def touched_bytes(self, full_bytes: int, int8_bytes: int) -> int:
+        """Memory that is in use, in the group with most of it, where a slot has so many bytes in each form."""
+        slots = (table.slots for table in self.tables)
+        return max(
+            (s.num_touched - s.num_touched_int8) * full_bytes + s.num_touched_int8 * int8_bytes
+            for s in slots
+        )
 
     @property
     def num_free_rows(self) -> int:
@@ -136,14 +168,35 @@ class KVPool:
     def extend(self, row: int, length: int) -> bool:
         """Gives ``row`` slots up to its first ``length`` tokens in every group; those evicted since stay so.
 
+        Cached prefixes that no request uses make way.
+
         Returns:
-            False, and nothing changed in any group, when one has too few slots or a row cannot get so long.
+            False, and no row changed, when a group has too few slots or a row cannot get so long.
         """
-        if length > self.max_len or not all(table.fits(row, length) for table in self.tables):
+        wanted = length - int(self.tables[0].num_seen_R[row])
+        if length > self.max_len or not self.make_free(wanted):
             return False
         for table in self.tables:
             table.extend(row, length)
         return True
+
+    def adopt(self, row: int, prefix: Prefix) -> None:
+        """Lets a fresh row use the entries of a cached prefix, in every group."""
+        for group, table in enumerate(self.tables):
+            table.adopt(row, prefix.slots(group), prefix.positions(group), prefix.num_tokens)
+
+    def num_idle(self, prefix: Prefix) -> int:
+        """Slots of a cached prefix that no row uses, in the group with fewest of them."""
+        tables = enumerate(self.tables)
+        return min(table.slots.num_idle(prefix.slots(group)) for group, table in tables)
+
+    def make_free(self, num_slots: int) -> bool:
+        """Drops cached prefixes until ``num_slots`` are free in every group; False, and none dropped, if too few."""
+        if self.free < num_slots:
+            if self.prefixes is None or self.available < num_slots:
+                return False
+            self.prefixes.drop_until_free(num_slots)
+        return self.free >= num_slots
 
     def evict(self, row: int, group: int, is_kept_N: NDArray[np.bool_]) -> int:
         """Frees entries of a row in one group at once.
@@ -172,10 +225,11 @@ class KVPool:
 
     def check_integrity(self) -> None:
         """Asserts the invariant of every group from scratch, and that free rows hold nothing."""
-        for table in self.tables:
-            table.check_integrity()
+        for group, table in enumerate(self.tables):
+            held = [] if self.prefixes is None else self.prefixes.held(group)
+            table.check_integrity(np.concatenate([np.zeros(0, np.int64), *held]))
             assert not table.num_kept_R[self._free_rows].any(), "a free row holds slots"
 
     @property
-    def _scarcest(self) -> SlotTable:
-        return min(self.tables, key=lambda table: table.free)
+    def _scarcest(self) -> Slots:
+        return min((table.slots for table in self.tables), key=lambda slots: slots.free)

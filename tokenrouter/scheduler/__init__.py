@@ -6,6 +6,7 @@ from tokenrouter.scheduler.fcfs import FCFSScheduler
 from tokenrouter.scheduler.limits import PhaseOrder, SchedulerLimits
 from tokenrouter.scheduler.priority import PriorityScheduler
 from tokenrouter.scheduler.request import UNDECIDED, Request, RequestDecision
+from tokenrouter.scheduler.sharing import PrefixSharing
 from tokenrouter.scheduler.shortest_first import ShortestFirstScheduler
 from tokenrouter.scheduler.static_batch import StaticBatchScheduler
 
@@ -23,6 +24,7 @@ __all__ = [
     "ContinuousScheduler",
     "FCFSScheduler",
     "PhaseOrder",
+    "PrefixSharing",
     "PriorityScheduler",
     "QueueFullError",
     "Request",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tokenrouter.kvcache import HostTier, KVPool
 from tokenrouter.scheduler.limits import SchedulerLimits
 from tokenrouter.scheduler.request import Request
+from tokenrouter.scheduler.sharing import PrefixSharing
 
 
 class QueueFullError(ValueError):
@@ -28,10 +29,16 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlan:
-    """The chunks of a step, at most one per request, and the requests that lost their slots to make it possible."""
+    """The chunks of a step, at most one per request.
+
+    Attributes:
+        preempted: requests that lost their slots to make it possible.
+        num_shared_tokens: tokens that newly admitted requests need not compute, as a cached prefix has them.
+    """
 
     chunks: tuple[Chunk, ...]
     preempted: tuple[Request, ...] = ()
+    num_shared_tokens: int = 0
 
 
 class Scheduler(ABC):
@@ -47,6 +54,7 @@ class Scheduler(ABC):
         max_num_seqs: requests that run at once, at most; the limits' unless it is lowered.
         cut_every: a chunk ends at the next multiple of it, in the request's own positions; None: anywhere.
         host: keeps the entries of preempted requests while it has room; None, or full: they are computed again.
+        sharing: hands prefixes from request to request; None: each computes its own.
         waiting: requests without a row, the next one first.
         running: requests with a row, in the order in which they got it.
     """
@@ -58,6 +66,7 @@ class Scheduler(ABC):
         limits: SchedulerLimits,
         cut_every: int | None = None,
         host: HostTier | None = None,
+        sharing: PrefixSharing | None = None,
     ) -> None:
         if cut_every is not None and cut_every < 1:
             raise ValueError(f"cut_every must be at least 1, got {cut_every}")
@@ -66,6 +75,7 @@ class Scheduler(ABC):
         self.max_num_seqs = limits.max_num_seqs
         self.cut_every = cut_every
         self.host = host
+        self.sharing = sharing
         self.waiting: list[Request] = []
         self.running: list[Request] = []
 

@@ -10,11 +10,12 @@ from abc import abstractmethod
 from bisect import insort
 from typing import ClassVar
 
-from tokenrouter.kvcache import HostTier, KVPool
+from tokenrouter.kvcache import HostTier, KVPool, Prefix
 from tokenrouter.scheduler.base import Scheduler, StepPlan
 from tokenrouter.scheduler.draft import Draft
 from tokenrouter.scheduler.limits import SchedulerLimits
 from tokenrouter.scheduler.request import Request
+from tokenrouter.scheduler.sharing import PrefixSharing
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +46,10 @@ class ContinuousScheduler(Scheduler):
         limits: SchedulerLimits,
         cut_every: int | None = None,
         host: HostTier | None = None,
+        sharing: PrefixSharing | None = None,
     ) -> None:
         """See Scheduler."""
-        super().__init__(pool=pool, limits=limits, cut_every=cut_every, host=host)
+        super().__init__(pool=pool, limits=limits, cut_every=cut_every, host=host, sharing=sharing)
         self._numbers = itertools.count()
         self._turns = itertools.count()
         self._stood_back_steps = 0
@@ -151,9 +153,16 @@ class ContinuousScheduler(Scheduler):
             return length
         return min(length, self.cut_every - request.num_computed % self.cut_every)
 
-    def _fits(self, request: Request) -> bool:
-        """Whether the pool has room for a waiting request: for what it will hold of all tokens that it has now."""
-        return self.pool.slots_for(request.num_tokens) <= self.pool.free
+    def _fits(self, request: Request, prefix: Prefix | None) -> bool:
+        """Whether the pool has room for a waiting request: for what it will hold of all tokens that it has now.
+
+        What others use of its prefix costs nothing.
+        """
+        wanted, available = self.pool.slots_for(request.num_tokens), self.pool.available
+        if prefix is not None:
+            wanted -= prefix.num_entries
+            available -= self.pool.num_idle(prefix)
+        return wanted <= available
 
     def _make_room(self, request: Request, length: int, draft: Draft) -> bool:
         """Slots for the request's next ``length`` tokens, preempting requests behind it as needed."""
@@ -186,15 +195,21 @@ class ContinuousScheduler(Scheduler):
         )
 
     def _admit(self, draft: Draft) -> None:
-        while self._may_admit() and draft.left(decoding=False) and self._fits(self.waiting[0]):
-            request = self.waiting.pop(0)
+        while self._may_admit() and draft.left(decoding=False):
+            request = self.waiting[0]
+            prefix = self.sharing.find(request) if self.sharing is not None else None
+            if not self._fits(request, prefix):
+                return
+            self.waiting.remove(request)
             request.row = self.pool.acquire_row(request.max_total)
             if request.swapped is not None and self.host is not None:
                 self.host.swap_in(request.swapped, request.row)
                 request.swapped = None
+            elif self.sharing is not None:
+                draft.num_shared_tokens += self.sharing.start(request, prefix)
             length = self._length(request, draft)
             extended = self.pool.extend(request.row, request.num_computed + length)
-            assert extended, "the pool refused slots it had counted as free"
+            assert extended, "the pool refused slots it had counted as available"
             self.running.append(request)
             if length:
                 draft.take(request, length)

@@ -11,11 +11,13 @@ class Draft:
     Attributes:
         lengths: tokens per request, in the order in which they were chosen.
         preempted: requests that lost their slots.
+        num_shared_tokens: tokens that admitted requests have from the prefix cache.
     """
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.lengths: dict[Request, int] = {}
         self.preempted: list[Request] = []
+        self.num_shared_tokens = 0
         self._most = limits.max_num_batched_tokens
         self._most_of_phase = {
             True: limits.max_decode_tokens or self._most,
@@ -48,4 +50,8 @@ class Draft:
             Chunk(request=request, start=request.num_computed, length=length)
             for request, length in self.lengths.items()
         )
-        return StepPlan(chunks=chunks, preempted=tuple(self.preempted))
+        return StepPlan(
+            chunks=chunks,
+            preempted=tuple(self.preempted),
+            num_shared_tokens=self.num_shared_tokens,
+        )

@@ -1,7 +1,7 @@
 """One request's state: its tokens, how far they are computed, and the decisions recorded for them."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tokenrouter.features import TokenHistory
 from tokenrouter.kvcache import Swapped
+from tokenrouter.kvcache.retention import EntryStatistics
 from tokenrouter.sampling_params import SamplingParams
 
 UNDECIDED = -1
@@ -46,7 +47,7 @@ class Request:
         num_overtaken: how often a request that came later was admitted before it, or ran on while it was preempted.
         last_turn: number of its last chunk among all that were planned, -1 before.
         num_computed: tokens below it have their KV; preemption by recompute sets it back to 0.
-        num_run: tokens below it have run at least once; never falls.
+        num_run: tokens below it have run at least once, here or in the request whose prefix it shares; never falls.
         num_handed: positions below it had their logits handed to the sink.
         row: its row in the pool's slot table, -1 while it has none.
         waited_steps: steps that the current decode token has waited for company.
@@ -60,7 +61,10 @@ class Request:
         requested_N: the router's decision per position (int16), UNDECIDED where there is none yet.
         evicted_at_GN: int32, per layer group and position the number of tokens that the request had when the entry was
             evicted, NEVER where it was not: queries from that position on do not see it. None without retention.
+        statistics: what its entries received so far, per layer group, where the retention policy looks at it.
         swapped: its entries in the host tier, while it waits with them.
+        prefix_key: what its prompt's entries depend on beside its ids; None where they are not shared.
+        num_shared: tokens of its prompt that the prefix cache has been given, or that came from it.
     """
 
     request_id: str
@@ -91,7 +95,10 @@ class Request:
     decision: RequestDecision | None = None
     requested_N: NDArray[np.int16] = field(init=False)
     evicted_at_GN: NDArray[np.int32] | None = None
+    statistics: list[EntryStatistics] | None = None
     swapped: Swapped | None = None
+    prefix_key: Hashable | None = None
+    num_shared: int = 0
 
     def __post_init__(self) -> None:
         self.requested_N = np.full(self.max_total, UNDECIDED, np.int16)

@@ -5,6 +5,7 @@ from tokenrouter.scheduler.draft import Draft
 from tokenrouter.scheduler.fcfs import FCFSScheduler
 from tokenrouter.scheduler.limits import SchedulerLimits
 from tokenrouter.scheduler.request import Request
+from tokenrouter.scheduler.sharing import PrefixSharing
 
 
 class StaticBatchScheduler(FCFSScheduler):
@@ -13,7 +14,7 @@ class StaticBatchScheduler(FCFSScheduler):
     Execution stays free of padding and uses the same kernels, so the difference to FCFS is the scheduling alone.
 
     Args:
-        pool, limits, cut_every: see Scheduler.
+        pool, limits, cut_every, host, sharing: see Scheduler.
         batch_size: requests of a batch, 1 to ``max_num_seqs``.
     """
 
@@ -27,8 +28,9 @@ class StaticBatchScheduler(FCFSScheduler):
         batch_size: int,
         cut_every: int | None = None,
         host: HostTier | None = None,
+        sharing: PrefixSharing | None = None,
     ) -> None:
-        super().__init__(pool=pool, limits=limits, cut_every=cut_every, host=host)
+        super().__init__(pool=pool, limits=limits, cut_every=cut_every, host=host, sharing=sharing)
         if not 1 <= batch_size <= limits.max_num_seqs:
             raise ValueError(
                 f"batch_size {batch_size} must lie in 1 .. max_num_seqs {limits.max_num_seqs}"
@@ -46,7 +48,7 @@ class StaticBatchScheduler(FCFSScheduler):
                 super().finish(done)
 
     def _make_room(self, request: Request, length: int, draft: Draft) -> bool:
-        if self.pool.free < length:
+        if self.pool.available < length:
             for done in [r for r in self.running if r.finished]:
                 super().finish(done)
         return super()._make_room(request, length, draft)

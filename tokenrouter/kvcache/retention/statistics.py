@@ -29,6 +29,12 @@ class EntryStatistics:
         self._open[0] += received_N
         self._open[1] += (stop - positions_N.clamp_min(first)).clamp_min(0)
 
+    def copy(self) -> "EntryStatistics":
+        """The same sums; what is added to one does not show in the other."""
+        twin = EntryStatistics(self._decay)
+        twin._total, twin._open = self._total.clone(), self._open.clone()
+        return twin
+
     def close_window(self, num_entries: int) -> tuple[Tensor, Tensor]:
         """Ends the window: mean weight per query that could see the entry, in this window and in all."""
         last = _padded(self._open, num_entries)
