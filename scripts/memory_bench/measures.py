@@ -14,6 +14,7 @@ from torch import Tensor
 from tokenrouter import LLM, SamplingParams
 from tokenrouter.engine import LLMEngine
 from tokenrouter.evaluation.divergence import RowMetrics, TokenScores, compare_rows
+from tokenrouter.kvcache import SlotTable
 
 from .documents import Document
 from .retrieval import Item, solved
@@ -31,16 +32,14 @@ class Reference:
             is what counts in KL, at half of float32's memory.
         scores: its own, KL 0.
         is_sensitive_N: per document, bool.
-        peak_slots: per document the most entries that it held at once.
-        bytes_per_slot: of one entry, all layers.
+        peak_bytes: per document the most that its entries took at once.
         solved: per item and answer.
     """
 
     logp_NV: list[Tensor]
     scores: TokenScores
     is_sensitive_N: list[Tensor]
-    peak_slots: list[float]
-    bytes_per_slot: int
+    peak_bytes: list[float]
     solved: list[list[bool]]
 
 
@@ -50,15 +49,15 @@ class Run:
 
     Attributes:
         scores: of all documents' tokens.
-        peak_slots: per document the most entries that it held at once.
-        engine_peak_slots: the most that all documents held at once.
+        peak_bytes: per document the most that its entries took at once.
+        engine_peak_bytes: the most that all documents' took at once.
         solved: per item and answer; None where nothing was evicted in any item, which is then no test.
     """
 
     setting: Setting
     scores: TokenScores
-    peak_slots: list[float]
-    engine_peak_slots: int
+    peak_bytes: list[float]
+    engine_peak_bytes: int
     solved: list[list[bool]] | None
 
 
@@ -89,8 +88,7 @@ def measure_reference(bench: Bench) -> Reference:
             != own_N
             for d, own_N in zip(bench.documents, top1_N, strict=True)
         ],
-        peak_slots=peaks,
-        bytes_per_slot=llm.engine.kv_bytes_per_slot,
+        peak_bytes=peaks,
         solved=run_items(llm, bench.items),
     )
 
@@ -107,14 +105,14 @@ def measure_setting(bench: Bench, setting: Setting, reference: Reference) -> Run
         parts.append(TokenScores.of(index, position, compare_rows(logp_TV, logits_TV, next_T)))
 
     peaks = run_documents(llm, bench.documents, compare)
-    engine_peak = llm.engine.stats.peak_live_slots
+    engine_peak = llm.engine.stats.peak_live_bytes
     llm.engine.stats.reset()
     answers = run_items(llm, bench.items)
     return Run(
         setting=setting,
         scores=TokenScores.concatenate(parts),
-        peak_slots=peaks,
-        engine_peak_slots=engine_peak,
+        peak_bytes=peaks,
+        engine_peak_bytes=engine_peak,
         solved=answers if llm.engine.stats.evicted_entries else None,
     )
 
@@ -123,14 +121,14 @@ def run_documents(llm: LLM, documents: Sequence[Document], sink: Sink) -> list[f
     """All documents at once; ``sink`` gets (index, position, logits) of every position.
 
     Returns:
-        Per document the most KV entries that it held at once, those of the running chunk included.
+        Per document the most bytes that its KV entries took at once, those of the running chunk included.
     """
     held: dict[str, float] = defaultdict(float)
 
     def watch(index: int, position: int, logits_TV: Tensor) -> None:
         """Between a step's forward and its evictions a request holds the most."""
-        for request_id, count in _held(llm.engine).items():
-            held[request_id] = max(held[request_id], count)
+        for request_id, num_bytes in _held(llm.engine).items():
+            held[request_id] = max(held[request_id], num_bytes)
         sink(index, position, logits_TV)
 
     for index, document in enumerate(documents):
@@ -203,10 +201,16 @@ def _finish(engine: LLMEngine) -> None:
 
 
 def _held(engine: LLMEngine) -> Mapping[str, float]:
-    """Entries of each running request, mean over layer groups."""
-    tables = engine.pool.tables
+    """Bytes of each running request's entries, mean over layer groups: of both forms."""
+    tables, full, int8 = engine.pool.tables, engine.kv_bytes_per_slot, engine.int8_bytes_per_slot
+
+    def num_bytes(table: SlotTable, row: int) -> int:
+        slots_N = table.slots_RN[row, : table.num_kept_R[row]]
+        num_int8 = int((slots_N >= table.slots.first_int8).sum())
+        return (len(slots_N) - num_int8) * full + num_int8 * int8
+
     return {
-        request.request_id: sum(int(t.num_kept_R[request.row]) for t in tables) / len(tables)
+        request.request_id: sum(num_bytes(table, request.row) for table in tables) / len(tables)
         for request in engine.scheduler.running
     }
 

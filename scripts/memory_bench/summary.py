@@ -29,7 +29,6 @@ class Summary:
     def __init__(self, bench: Bench, reference: Reference) -> None:
         self._bench = bench
         self._reference = reference
-        self._bytes_per_slot = reference.bytes_per_slot
         own = self._own = _in_order(reference.scores)
         prompt_len_N = np.array([d.prompt_len for d in bench.documents])[own.window]
         self._is_decode_N = own.position >= prompt_len_N
@@ -52,7 +51,7 @@ class Summary:
                 for source in self._sources()
             },
             "ppl_full": self._own.ppl,
-            "peak_live_bytes_full": self._bytes_of(self._reference.peak_slots),
+            "peak_live_bytes_full": round(sum(self._reference.peak_bytes)),
             "retrieval": {
                 task: {"answers": len(found), "solved_by_full": sum(found)}
                 for task, found in self._solved(self._reference.solved).items()
@@ -62,7 +61,7 @@ class Summary:
     def row(self, run: Run) -> Row:
         """One setting: memory, quality over all and over sensitive tokens, by phase and source, retrieval."""
         scores, everywhere = _in_order(run.scores), np.ones(len(self._own), np.bool_)
-        peak, full = self._bytes_of(run.peak_slots), self._bytes_of(self._reference.peak_slots)
+        peak, full = round(sum(run.peak_bytes)), round(sum(self._reference.peak_bytes))
         masks = {"prefill": ~self._is_decode_N, "decode": self._is_decode_N}
         retrieval = self._accuracies(run)
         known = [acc for acc in retrieval.values() if acc is not None]
@@ -74,7 +73,7 @@ class Summary:
             "threshold": run.setting.threshold,
             "recent": run.setting.retention.recent,
             "peak_live_bytes": peak,
-            "engine_peak_live_bytes": run.engine_peak_slots * self._bytes_per_slot,
+            "engine_peak_live_bytes": run.engine_peak_bytes,
             "saved_frac": 1.0 - peak / full,
             **self._quality(scores, everywhere),
             **{phase: self._quality(scores, mask) for phase, mask in masks.items()},
@@ -121,12 +120,9 @@ class Summary:
     def _saved_frac(self, run: Run, source: str) -> float:
         chosen = [i for i, d in enumerate(self._bench.documents) if d.source == source]
         peak, full = (
-            sum(slots[i] for i in chosen) for slots in (run.peak_slots, self._reference.peak_slots)
+            sum(held[i] for i in chosen) for held in (run.peak_bytes, self._reference.peak_bytes)
         )
         return 1.0 - peak / full
-
-    def _bytes_of(self, slots: Iterable[float]) -> int:
-        return round(sum(slots) * self._bytes_per_slot)
 
     def _sources(self) -> list[str]:
         return list(dict.fromkeys(d.source for d in self._bench.documents))

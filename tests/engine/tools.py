@@ -149,7 +149,10 @@ def alone(max_tokens: int = 12) -> tuple[tuple[int, ...], ...]:
 
 
 def routed_logits(
-    ids: Sequence[int], executor_of: Callable[[int, int], str], head_of: Callable[[int], str]
+    ids: Sequence[int],
+    executor_of: Callable[[int, int], str],
+    head_of: Callable[[int], str],
+    mask_of: Callable[[int], Tensor] | None = None,
 ) -> Tensor:
     """Dense forward of one sequence in which each token takes its own path through the twin models.
 
@@ -157,10 +160,12 @@ def routed_logits(
         ids: T tokens.
         executor_of: path of (position, layer).
         head_of: path whose final norm and lm_head a position uses.
+        mask_of: bool [T, T] of a layer, which query sees which key; None: all that are not later.
 
     Returns:
         Logits [T, V].
     """
+    causal_TT = torch.ones(len(ids), len(ids)).tril().bool()
     models = {"high": tiny(), "low": other()}
     config = tiny().config
     num_tokens, kv_heads = len(ids), config.num_kv_heads
@@ -188,7 +193,7 @@ def routed_logits(
             rotate(q_THD).transpose(0, 1),
             rotate(k_TGD).repeat_interleave(config.num_heads // kv_heads, 1).transpose(0, 1),
             v_TGD.repeat_interleave(config.num_heads // kv_heads, 1).transpose(0, 1),
-            is_causal=True,
+            attn_mask=causal_TT if mask_of is None else mask_of(layer),
         )
         heads_TA = heads_HTD.transpose(0, 1).flatten(1)
         hidden_TE = hidden_TE + pick(layer, {p: heads_TA @ w.out_EA.t() for p, w in at.items()})

@@ -48,7 +48,7 @@ def build_engine(
         options: checked by themselves.
     """
     routes = executable_routes(router, model.config.num_layers, pool.executors)
-    layer_groups = _layer_groups(model.config.num_layers)
+    layer_groups = _layer_groups(model.config.num_layers, options)
     kv_pool, arena = _memory(model, options, routes.table, num_groups=max(layer_groups) + 1)
     host = None
     if options.num_host_slots:
@@ -114,9 +114,11 @@ def _dispatcher(
     )
 
 
-def _layer_groups(num_layers: int) -> tuple[int, ...]:
+def _layer_groups(num_layers: int, options: EngineOptions) -> tuple[int, ...]:
     """Per layer, the number of its group, 0 upwards: layers of a group keep the same tokens, in the same slots."""
-    return (0,) * num_layers
+    if options.retention is None:
+        return (0,) * num_layers
+    return options.retention.layer_groups(num_layers)
 
 
 def _memory(

@@ -55,6 +55,7 @@ class LLMEngine:
         scheduler, pool: the requests, and the KV slots they hold.
         stats: counters since their last reset.
         kv_bytes_per_slot: of one token as it is first stored, keys and values of all layers.
+        int8_bytes_per_slot: of one token in int8, scales included.
     """
 
     def __init__(self, parts: EngineParts) -> None:
@@ -65,6 +66,7 @@ class LLMEngine:
         self.pool = parts.pool
         self.stats = parts.stats
         arena = parts.arena
+        self.int8_bytes_per_slot = arena.int8_bytes_per_slot
         self.kv_bytes_per_slot = (
             arena.int8_bytes_per_slot if arena.is_all_int8 else arena.bytes_per_slot
         )
@@ -253,15 +255,14 @@ class LLMEngine:
         """With the step's new slots and before anything is evicted: the most that it holds."""
         arena, stats, num_int8 = self._parts.arena, self.stats, self.pool.converted
         live_bytes = (self.pool.used - num_int8) * self.kv_bytes_per_slot
-        live_bytes += num_int8 * arena.int8_bytes_per_slot
+        live_bytes += num_int8 * self.int8_bytes_per_slot
         num_int8 = self.pool.used if arena.is_all_int8 else num_int8
         stats.peak_live_bytes = max(stats.peak_live_bytes, live_bytes)
         stats.peak_full_bytes = max(stats.peak_full_bytes, self.pool.seen * arena.bytes_per_slot)
         stats.peak_int8_tokens = max(stats.peak_int8_tokens, num_int8)
 
     def _give_memory_back(self) -> None:
-        int8_bytes = self._parts.arena.int8_bytes_per_slot
-        num_bytes = self.pool.touched_bytes(self.kv_bytes_per_slot, int8_bytes)
+        num_bytes = self.pool.touched_bytes(self.kv_bytes_per_slot, self.int8_bytes_per_slot)
         self.stats.peak_allocated_bytes = max(self.stats.peak_allocated_bytes, num_bytes)
         self.stats.num_compactions += self._parts.compactor.compact_if_due()
 

@@ -56,7 +56,7 @@ class ExecutorPool:
 
     @property
     def shares_weights(self) -> bool:
-        """Whether all paths read the same weight tensors: then mixing them streams no second set."""
+        """Whether all paths read the same weight tensors: then mixing them brings no others into the cache."""
         first, *others = (executor.packed_weights for executor in self.executors.values())
         return bool(others) and all(
             len(other) == len(first) and all(map(_is_same, first, other)) for other in others

@@ -21,6 +21,9 @@ class RetentionOptions:
         window: observed queries, 1 to ``interval``.
         decay: what the attention of a window is worth in the mean when the next one closes, over 0, at most 1.
         layers: how many layers are observed, evenly spread, or which; more cost more in prefill.
+        groups: so many groups of neighbouring layers, of equal size as far as may be, each judge by their own attention
+            and keep their own tokens; 1: all layers keep the same. Every group must hold an observed layer where the
+            policy looks at attention. Each costs tables and a plan of its own in every step.
         sinks: first tokens that are never evicted.
         recent: last tokens that are never evicted, at least 1.
         compress: entries that stay become int8 where their token's class is ``compress`` (class), or when they are
@@ -35,12 +38,19 @@ class RetentionOptions:
     window: int = 32
     decay: float = 1.0
     layers: int | Sequence[int] = 4
+    groups: int = 1
     sinks: int = 4
     recent: int = 32
     compress: Literal["class", "old"] | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("interval", 1), ("window", 1), ("sinks", 0), ("recent", 1)):
+        for name, least in (
+            ("interval", 1),
+            ("window", 1),
+            ("groups", 1),
+            ("sinks", 0),
+            ("recent", 1),
+        ):
             check_count(name, getattr(self, name), least)
         if not 0.0 < self.decay <= 1.0:
             raise ValueError(f"decay={self.decay} must be over 0 and at most 1")
@@ -64,6 +74,14 @@ class RetentionOptions:
                 f"layers={list(self.layers)} must name different layers of 0 to {num_layers - 1}"
             )
         return tuple(self.layers)
+
+    def layer_groups(self, num_layers: int) -> tuple[int, ...]:
+        """Per layer the number of its group; raises ValueError when there are more groups than layers."""
+        if self.groups > num_layers:
+            raise ValueError(
+                f"groups={self.groups} must be at most {num_layers}, the model's layers"
+            )
+        return tuple(layer * self.groups // num_layers for layer in range(num_layers))
 
     def max_live(self, num_tokens: int) -> int:
         """Most slots that a request of ``num_tokens`` tokens holds at once: for admission."""
