@@ -58,11 +58,20 @@ class Route:
 
     @classmethod
     def uniform(
-        cls, name: str, executor: str, num_layers: int, *, max_wait_steps: int | None = None
+        cls,
+        name: str,
+        executor: str,
+        num_layers: int,
+        *,
+        max_wait_steps: int | None = None,
+        retention: Retention = "normal",
     ) -> "Route":
         """A route that runs every layer on one executor."""
         return cls(
-            name=name, spans=(LayerSpan(0, num_layers, executor),), max_wait_steps=max_wait_steps
+            name=name,
+            spans=(LayerSpan(0, num_layers, executor),),
+            max_wait_steps=max_wait_steps,
+            retention=retention,
         )
 
     @property

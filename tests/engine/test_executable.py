@@ -65,13 +65,10 @@ def test_a_lost_route_runs_high_in_all_layers(
         ({"attention": "sparse"}, "full"),
         ({"branch": "draft"}, "target"),
         ({"branch": "shallow"}, "target"),
-        ({"retention": "protect"}, "normal"),
-        ({"retention": "compress"}, "normal"),
-        ({"retention": "drop_first"}, "normal"),
     ],
 )
 def test_what_is_not_built_yet_is_refused_by_name(asked: dict[str, Any], built: str) -> None:
-    """Routes with sparse attention, a draft model or another retention ran as full, target and normal."""
+    """Routes with sparse attention or a draft model ran as full and target."""
     [(name, value)] = asked.items()
     route = Route(name="thrifty", spans=LOW.spans, **asked)
     message = f"'thrifty' of router 'random' asks for {name}='{value}', .*only {name}='{built}'"

@@ -215,22 +215,6 @@ def test_slots_are_free_in_the_step_that_evicts_them_and_reuse_shows_nothing_old
     assert [tokens(last[str(i)]) for i in range(10)] == [tokens(o) for o in expected]
 
 
-def test_protected_routes_stay_and_dropped_ones_go() -> None:
-    """Classes by the wrong index: the router's own tokens are the first to go."""
-    router = RandomRouter(0.3)
-    policy = RouteClass(evicted_frac=0.6, classes={"high": "protect", "low": "drop_first"})
-    watched = Watched(LLM(tiny(), router=router, executors=twin(), options=options(policy)))
-    for index, prompt in enumerate(prompts()[:8]):
-        watched.add(str(index), prompt, prompts(seed=5)[index][:30])
-    run_all(watched.llm)
-    num_evicted = 0
-    for name, request in watched.requests.items():
-        gone = np.array(watched.evicted_at(name))[: request.num_tokens] != NEVER
-        assert not (gone & (request.requested_N[: request.num_tokens] == 0)).any()
-        num_evicted += int(gone.sum())
-    assert num_evicted > 50
-
-
 def test_output_without_a_limit_goes_on_while_entries_fit() -> None:
     """A request that ends at the pool's size, counted in tokens, though most of its entries are gone by then."""
     llm = LLM(tiny(), options=options(SinkWindow(evicted_frac=0.9), num_kv_slots=60))

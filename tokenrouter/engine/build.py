@@ -62,7 +62,9 @@ def build_engine(
         sharing = _sharing(router, kv_pool, options)
     observer = Observer(options.observe, layer_groups) if options.observe else None
     retainer = None
-    if options.retention is not None:
+    if options.retention is None:
+        _warn_of_classes(router, routes.table)
+    else:
         retainer = Retainer(options.retention, kv_pool, arena, layer_groups, routes.table)
     return LLMEngine(
         EngineParts(
@@ -153,6 +155,16 @@ def _memory(
         num_int8=num_slots if is_int8 else num_converted,
     )
     return pool, arena
+
+
+def _warn_of_classes(router: Router, table: RouteTable) -> None:
+    if classes := sorted({route.retention for route in table.routes} - {"normal"}):
+        log.warning(
+            "the retention classes %s of router %s have no effect without retention: choose one of conf/kvcache (in "
+            "Python: EngineOptions.retention)",
+            ", ".join(classes),
+            router.name,
+        )
 
 
 def _sharing(router: Router, pool: KVPool, options: EngineOptions) -> PrefixSharing:

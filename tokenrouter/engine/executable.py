@@ -41,7 +41,7 @@ def executable_routes(
         executors: names of the pool's executors.
 
     Raises:
-        ValueError: a route asks for attention, a branch or retention that no engine has yet.
+        ValueError: a route asks for attention or a branch that no engine has yet.
     """
     asked = router.routes(num_layers).routes
     for route in asked:
@@ -61,7 +61,7 @@ def executable_routes(
 
 
 def _refuse_unbuilt(route: Route, router: str) -> None:
-    built = {"attention": "full", "branch": "target", "retention": "normal"}
+    built = {"attention": "full", "branch": "target"}
     for name, value in built.items():
         if (wanted := getattr(route, name)) != value:
             raise ValueError(

@@ -1,0 +1,58 @@
+"""Guards retention by class: which route a token took decides how long its entry lives."""
+
+import numpy as np
+import pytest
+
+from tests.engine.test_retention import Watched, options
+from tests.engine.tools import prompts, run_all, tiny, twin
+from tokenrouter import LLM
+from tokenrouter.kvcache.retention import RouteClass
+from tokenrouter.routers import RandomRouter
+from tokenrouter.scheduler.request import NEVER
+from tokenrouter.types import Route, RouteTable
+
+
+def test_protected_routes_stay_and_dropped_ones_go() -> None:
+    """Classes by the wrong index: the router's own tokens are the first to go."""
+    router = RandomRouter(0.3)
+    policy = RouteClass(evicted_frac=0.6, classes={"high": "protect", "low": "drop_first"})
+    watched = Watched(LLM(tiny(), router=router, executors=twin(), options=options(policy)))
+    for index, prompt in enumerate(prompts()[:8]):
+        watched.add(str(index), prompt, prompts(seed=5)[index][:30])
+    run_all(watched.llm)
+    num_evicted = 0
+    for name, request in watched.requests.items():
+        gone = np.array(watched.evicted_at(name))[: request.num_tokens] != NEVER
+        assert not (gone & (request.requested_N[: request.num_tokens] == 0)).any()
+        num_evicted += int(gone.sum())
+    assert num_evicted > 50
+
+
+class Classed(RandomRouter):
+    """Names the retention classes of its routes itself."""
+
+    def routes(self, num_layers: int) -> RouteTable:
+        return RouteTable(
+            routes=(
+                Route.uniform("high", "high", num_layers, retention="protect"),
+                Route.uniform("low", "low", num_layers, retention="drop_first"),
+            )
+        )
+
+
+def test_a_router_names_the_classes_of_its_own_routes(caplog: pytest.LogCaptureFixture) -> None:
+    """A table with retention classes refused, or read as if all were normal; silence where nothing retires."""
+    evicting = options(RouteClass(evicted_frac=0.6, classes={}))
+    watched = Watched(LLM(tiny(), router=Classed(0.3), executors=twin(), options=evicting))
+    assert "retention classes" not in caplog.text
+    for index, prompt in enumerate(prompts()[:8]):
+        watched.add(str(index), prompt, prompts(seed=5)[index][:30])
+    run_all(watched.llm)
+    num_evicted = 0
+    for name, request in watched.requests.items():
+        gone = np.array(watched.evicted_at(name))[: request.num_tokens] != NEVER
+        assert not (gone & (request.requested_N[: request.num_tokens] == 0)).any()
+        num_evicted += int(gone.sum())
+    assert num_evicted > 50
+    LLM(tiny(), router=Classed(0.3), executors=twin())
+    assert "classes drop_first, protect of router random have no effect without" in caplog.text
