@@ -1,4 +1,4 @@
-"""The operators without products: norms, quantisation, gate, RoPE with the write of KV.
+"""The operators without products: norms, quantisation, gate, tokens from logits, RoPE with the write of KV.
 
 T rows, K features, E hidden size, O fused q, k, v, L layers, S slots, P planes, D head size. In a forward the rows come
 from the operator before and lie in a cache; so they do here. Entries of the KV arena rotate over the layers.
@@ -53,7 +53,7 @@ def row_cases(backends: Backends, shapes: Shapes, sizes: Sizes, *, cached: bool)
             yield _row_case(name, num_rows, width, out_width, run, backends)
     for num_rows in sizes.rows:
         if num_rows <= MAX_LOGITS:
-            yield _max_case(backends, shapes, num_rows)
+            yield from _token_cases(backends, shapes, num_rows)
     for num_rows in sizes.rows:
         yield _rope_case(backends, shapes, num_rows, 1 if cached else shapes.layers)
 
@@ -90,16 +90,22 @@ def _row_case(
     )
 
 
-def _max_case(backends: Backends, shapes: Shapes, num_rows: int) -> Case:
-    """The greedy tokens of a step."""
+def _token_cases(backends: Backends, shapes: Shapes, num_rows: int) -> Iterator[Case]:
+    """The greedy tokens of a step, then random ones."""
     x_TV = torch.randn(num_rows, shapes.vocab).bfloat16()
+    inverse_temperature_T = torch.ones(num_rows)
+    uniform_T = torch.rand(num_rows, dtype=torch.float64)
     read_bytes = x_TV.numel() * 2
-    return Case(
-        operator="row_max",
-        size=f"{num_rows} rows of {x_TV.shape[1]}",
-        work=Work(read_bytes=read_bytes, written_bytes=0, working_set_bytes=read_bytes),
-        calls={k.name: [partial(k.row_max, x_TV)] for k in backends},
-    )
+    for name, arguments in {
+        "row_max": (x_TV,),
+        "draw": (x_TV, inverse_temperature_T, uniform_T),
+    }.items():
+        yield Case(
+            operator=name,
+            size=f"{num_rows} rows of {shapes.vocab}",
+            work=Work(read_bytes=read_bytes, written_bytes=0, working_set_bytes=read_bytes),
+            calls={k.name: [partial(getattr(k, name), *arguments)] for k in backends},
+        )
 
 
 def _rope_case(backends: Backends, shapes: Shapes, num_rows: int, num_arenas: int) -> Case:

@@ -9,14 +9,15 @@ from torch import Tensor
 
 from tokenrouter.engine import sampler as sampler_module
 from tokenrouter.engine.sampler import Sampler, SamplerState
+from tokenrouter.kernels import KernelSet, ReferenceKernels, select
 from tokenrouter.sampling_params import SamplingParams
 
 NO_EOS: frozenset[int] = frozenset()
 
 
-def draw_seeded(logits_TV: Tensor, params: SamplingParams) -> list[int]:
+def draw_seeded(logits_TV: Tensor, params: SamplingParams, kernels: KernelSet) -> list[int]:
     """Tokens of a request that runs alone; row t of the logits is its t-th step."""
-    sampler, state = Sampler(logits_TV.shape[1], seed=99), SamplerState(params, [1, 2])
+    sampler, state = Sampler(logits_TV.shape[1], 99, kernels), SamplerState(params, [1, 2])
     drawn = []
     for t in range(len(logits_TV)):
         drawn.append(int(sampler.sample(logits_TV[t : t + 1], [state], NO_EOS).ids_B))
@@ -24,14 +25,17 @@ def draw_seeded(logits_TV: Tensor, params: SamplingParams) -> list[int]:
     return drawn
 
 
+@pytest.mark.parametrize("backend", ["reference", "native"])
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.9}, {"top_k": 40, "min_p": 0.01}])
-def test_a_seeded_request_does_not_see_its_batch_mates(options: dict[str, Any]) -> None:
+def test_a_seeded_request_does_not_see_its_batch_mates(
+    options: dict[str, Any], backend: str
+) -> None:
     """Shared noise, or noise by batch position, makes a seed worthless in continuous batching."""
-    steps, vocab = 12, 700
+    steps, vocab, kernels = 12, 700, select(backend)
     generator = torch.Generator().manual_seed(0)
     logits_TV = torch.randn(steps, vocab, generator=generator) * 2
     params = SamplingParams(seed=7, temperature=1.3, **options)
-    alone = draw_seeded(logits_TV, params)
+    alone = draw_seeded(logits_TV, params, kernels)
     assert len(set(alone)) > 3
 
     others = [
@@ -42,7 +46,7 @@ def test_a_seeded_request_does_not_see_its_batch_mates(options: dict[str, Any]) 
         SamplingParams(temperature=0.0, repetition_penalty=1.2, logprobs=2),
     ]
     for place in (0, 2, 5):
-        sampler, mine = Sampler(vocab, seed=place), SamplerState(params, [1, 2])
+        sampler, mine = Sampler(vocab, place, kernels), SamplerState(params, [1, 2])
         states = [SamplerState(other, [3]) for other in others]
         states.insert(place, mine)
         drawn = []
@@ -58,16 +62,17 @@ def test_a_seeded_request_does_not_see_its_batch_mates(options: dict[str, Any]) 
 
 
 def test_the_number_of_candidates_changes_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise by candidate rank instead of by token would make draws depend on an internal width."""
-    logits_TV = torch.randn(20, 500, generator=torch.Generator().manual_seed(1))
-    params = SamplingParams(seed=3, top_p=0.9)
-    usual = draw_seeded(logits_TV, params)
-    assert draw_seeded(logits_TV, SamplingParams(seed=3, top_k=450)) == draw_seeded(
-        logits_TV, SamplingParams(seed=3)
-    )  # here no draw is among the 50 that are cut
-    for width in (1, 30, 500):
+    """A number per look, or a draw over a sum that depends on the width, would make draws depend on it."""
+    logits_TV = torch.randn(40, 500, generator=torch.Generator().manual_seed(1)).round(decimals=1)
+    options: list[dict[str, Any]] = [{"top_p": 0.9}, {"top_k": 30, "seed": 3}, {}, {"min_p": 0.01}]
+    states = [SamplerState(SamplingParams(**options[t % 4]), [1]) for t in range(40)]
+    drawn = []
+    for width in (256, 1, 30, 500):
         monkeypatch.setattr(sampler_module, "_FIRST_WIDTH", width)
-        assert draw_seeded(logits_TV, params) == usual
+        again = [SamplerState(state.params, [1]) for state in states]
+        ids_B = Sampler(500, seed=4).sample(logits_TV, again, NO_EOS).ids_B
+        drawn.append(ids_B.tolist())
+    assert drawn == drawn[:1] * 4
 
 
 def test_seeds_of_completions_and_of_the_engine() -> None:
@@ -190,13 +195,43 @@ def test_extreme_options_stay_finite(options: dict[str, Any]) -> None:
     assert torch.equal(ids_B, logits_BV.argmax(dim=-1))
 
 
-@pytest.mark.parametrize("noise", [0.0, 1.0])
-def test_the_ends_of_the_random_range(noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A uniform draw of exactly 0 makes the exponential infinite, of 1 zero: both once in 2^24."""
-    monkeypatch.setattr(torch, "rand", lambda size, **_: torch.full((size,), noise))
-    state = SamplerState(SamplingParams(seed=1, top_k=1), [0])
-    logits_1V = torch.tensor([[0.0, 1.0, 5.0, 2.0]])
-    assert int(Sampler(4, seed=0).sample(logits_1V, [state], NO_EOS).ids_B) == 2
+@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.9999}, {"min_p": 1e-6}])
+@pytest.mark.parametrize(("number", "best"), [(0.0, 1), (1 - 2**-53, 2)])
+def test_the_ends_of_the_random_range(
+    number: float, best: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number 0 would draw a masked first token, one next to 1 a masked last one: EOS as first token."""
+    monkeypatch.setattr(
+        Sampler, "_uniform", lambda *_: torch.full((1,), number, dtype=torch.float64)
+    )
+    state = SamplerState(SamplingParams(min_tokens=1, **options), [0])
+    logits_1V = torch.tensor([[9.0, 1.0, 0.5, 9.0]])
+    for kernels in (ReferenceKernels(), select("native")):
+        sampled = Sampler(4, 0, kernels).sample(logits_1V, [state], frozenset({0, 3}))
+        assert sampled.ids_B.tolist() == [best]
+
+
+class Recorder(ReferenceKernels):
+    """Keeps the logits that tokens are drawn from."""
+
+    def __init__(self) -> None:
+        self.drawn: list[Tensor] = []
+
+    def draw(self, x_TV: Tensor, inverse_temperature_T: Tensor, uniform_T: Tensor) -> Tensor:
+        self.drawn.append(x_TV)
+        return super().draw(x_TV, inverse_temperature_T, uniform_T)
+
+
+def test_plain_rows_are_drawn_from_the_models_own_logits() -> None:
+    """A float32 copy of [B, V] costs more than the draw."""
+    kernels, logits_BV = Recorder(), torch.randn(4, 50).bfloat16()
+    params = [SamplingParams(), SamplingParams(seed=1), SamplingParams(temperature=0.5)] * 2
+    states = [SamplerState(p, [1]) for p in params]
+    Sampler(50, 0, kernels).sample(logits_BV, states[:4], NO_EOS)
+    assert [x.data_ptr() for x in kernels.drawn] == [logits_BV.data_ptr()]
+    states[1] = SamplerState(SamplingParams(temperature=0.0), [1])
+    Sampler(50, 0, kernels).sample(logits_BV, states[:4], NO_EOS)
+    assert kernels.drawn[1].dtype == torch.bfloat16 and kernels.drawn[1].shape == (3, 50)
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf, math.inf])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tokenrouter.engine.logits import candidates, scale_
 from tokenrouter.engine.sampler import Sampler, SamplerState
+from tokenrouter.kernels import select
 from tokenrouter.sampling_params import SamplingParams
 
 NO_EOS: frozenset[int] = frozenset()
@@ -61,11 +62,12 @@ def draw_many(logits: Tensor, params: SamplingParams, num: int, **options: Any) 
     state = SamplerState(params, options.get("prompt", ()))
     for token in options.get("output", ()):
         state.advance(token)
-    sampler = Sampler(len(logits), seed=options.get("seed", 0))
+    sampler = Sampler(len(logits), options.get("seed", 0), options.get("kernels"))
     ids = sampler.sample(logits.expand(num, -1), [state] * num, options.get("eos", NO_EOS)).ids_B
     return torch.bincount(ids, minlength=len(logits)) / num
 
 
+@pytest.mark.parametrize("backend", ["reference", "native"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -85,16 +87,61 @@ def draw_many(logits: Tensor, params: SamplingParams, num: int, **options: Any) 
         {"min_tokens": 4, "stop_token_ids": [3]},
     ],
 )
-def test_frequencies_are_the_reference_distribution(options: dict[str, Any]) -> None:
+def test_frequencies_are_the_reference_distribution(options: dict[str, Any], backend: str) -> None:
     """Any step left out, or in the wrong order, gives another distribution."""
     logits = torch.randn(12, generator=torch.Generator().manual_seed(3)) * 1.5
     prompt, output, eos = [2, 4, 4], [4, 5, 5], frozenset({1})
     params, num = SamplingParams(**options), 20_000
     expected = torch.tensor(reference_probs(logits.tolist(), params, prompt, output, eos))
-    found = draw_many(logits, params, num, prompt=prompt, output=output, eos=eos)
+    kernels = select(backend)
+    found = draw_many(logits, params, num, prompt=prompt, output=output, eos=eos, kernels=kernels)
     assert not (found > 0)[expected == 0].any()
     sigma = (expected * (1 - expected) / num).sqrt()
     assert ((found - expected).abs() <= 4.5 * sigma + 1e-9).all(), (found, expected)
+
+
+def chi_square_z(counts_V: Tensor, probs_V: Tensor) -> float:
+    """Standard score of the chi-square statistic; the 50 likeliest tokens one by one, the others in groups of 20."""
+    order_V = probs_V.argsort(descending=True)
+    group_V = (
+        torch.arange(len(order_V)).clamp(max=50)
+        + (torch.arange(len(order_V)) - 50).clamp(min=0) // 20
+    )
+    expected = torch.zeros(int(group_V[-1]) + 1, dtype=torch.float64)
+    found = expected.clone()
+    expected.index_add_(0, group_V, probs_V[order_V].double() * counts_V.sum())
+    found.index_add_(0, group_V, counts_V[order_V].double())
+    kept = expected >= 5
+    freedom = int(kept.sum()) - 1
+    statistic = float(((found - expected) ** 2 / expected)[kept].sum())
+    return (statistic - freedom) / math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("backend", ["reference", "native"])
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.7}, {"top_p": 0.7}])
+def test_chi_square_over_a_vocabulary(options: dict[str, Any], backend: str) -> None:
+    """A share of tokens that is a little off, which no single frequency shows; numbers that repeat or crowd."""
+    logits = (torch.randn(1000, generator=torch.Generator().manual_seed(5)) * 2).bfloat16()
+    params, counts_V = SamplingParams(**options), torch.zeros(1000)
+    sampler, state = Sampler(1000, 1, select(backend)), SamplerState(params, [1])
+    for _ in range(10):
+        drawn = sampler.sample(logits.expand(2000, -1), [state] * 2000, NO_EOS).ids_B
+        counts_V += torch.bincount(drawn, minlength=1000)
+    probs_V = torch.tensor(reference_probs(logits.tolist(), params))
+    assert not counts_V[probs_V == 0].any()
+    assert abs(chi_square_z(counts_V[probs_V > 0], probs_V[probs_V > 0])) < 4
+
+
+def test_chi_square_over_neighbouring_seeds() -> None:
+    """One number a step: streams of seeds 0, 1, 2 .. that start alike give everyone the same first token."""
+    logits = torch.randn(40, generator=torch.Generator().manual_seed(6))
+    states = [SamplerState(SamplingParams(seed=seed), [1]) for seed in range(4000)]
+    sampler, probs_V = Sampler(40, seed=0), logits.softmax(dim=-1)
+    for _ in range(3):
+        ids_B = sampler.sample(logits.expand(4000, -1), states, NO_EOS).ids_B
+        assert abs(chi_square_z(torch.bincount(ids_B, minlength=40), probs_V)) < 4
+        pairs = torch.bincount(ids_B[:-1] * 40 + ids_B[1:], minlength=1600)
+        assert abs(chi_square_z(pairs, torch.outer(probs_V, probs_V).flatten())) < 4
 
 
 @settings(deadline=None, max_examples=150)

@@ -186,11 +186,12 @@ class Attacker:
             self.tensor(num_rows, following, dtype=dtype) if self.size() < 33 else None,
         )
 
-    def row_max(self, kernels: NativeKernels) -> None:
-        values_T, ids_T = kernels.row_max(
-            self.tensor(self.size(), self.size(), dtype=self.choice())
-        )
-        assert values_T.shape == ids_T.shape
+    def tokens(self, kernels: NativeKernels) -> None:
+        num_rows = self.size()
+        x_TV = self.tensor(num_rows, self.size(), dtype=self.choice())
+        inverse_T = self.tensor(num_rows).abs() + (not self.rarely())
+        uniform_T = self.tensor(num_rows, dtype=torch.float64).abs() / (3 if self.rarely() else 4)
+        assert len(kernels.row_max(x_TV)[1]) == len(kernels.draw(x_TV, inverse_T, uniform_T))
 
     def plan(
         self, kernels: NativeKernels, dtype: torch.dtype, groups: int, dim: int
@@ -261,7 +262,7 @@ def main(seed: int, num_calls: int) -> None:
     at_once = [
         attacker.linear,
         attacker.layer_tail,
-        attacker.row_max,
+        attacker.tokens,
         attacker.attend,
     ]
     attacks: list[Callable[[NativeKernels], None]] = [

@@ -191,15 +191,23 @@ def candidates(scaled_RV: Tensor, params: Sequence[SamplingParams], width: int) 
     rank_K = torch.arange(width, device=scaled_RV.device)
     kept_RK = (rank_K < top_k_R1) & (scaled_RK > -math.inf)
     probs_RK = scaled_RK.double().exp_().mul_(kept_RK)
-    mass_R1 = probs_RK.sum(dim=-1, keepdim=True)
-    reaches_on_R1 = (top_k_R1 == vocab_size) & (scaled_RK[:, -1:] > -math.inf)
-    if width < vocab_size and bool(reaches_on_R1.any()):
-        mass_R1 = mass_R1.where(~reaches_on_R1, scaled_RV.exp().sum(dim=-1, keepdim=True).double())
-    before_RK = probs_RK.cumsum(dim=-1) - probs_RK
-    kept_RK &= (before_RK < top_p_R1 * mass_R1) | (top_p_R1 >= 1)
+    up_to_RK = probs_RK.cumsum(dim=-1)
+    mass_R1 = up_to_RK[:, -1:]
+    counts_all_R1 = (top_k_R1 == vocab_size) & (top_p_R1 < 1)
+    if bool(counts_all_R1.any()):
+        mass_R1 = mass_R1.where(~counts_all_R1, _mass(scaled_RV, ids_RK[:, :1]))
+    kept_RK &= (up_to_RK - probs_RK < top_p_R1 * mass_R1) | (top_p_R1 >= 1)
     straddling_R = (kept_RK & (scaled_RK == scaled_RK[:, -1:])).any(dim=-1)
     scaled_RK.masked_fill_(~kept_RK, -math.inf)
     return Candidates(scaled_RK, ids_RK, ~straddling_R | (width == vocab_size))
+
+
+def _mass(scaled_RV: Tensor, best_R1: Tensor) -> Tensor:
+    """Float64 [R, 1]: sum of exp over the row, whose best logit is 0. The same in any batch.
+
+    A sum over one row goes by threads, over several it does not; a softmax never does.
+    """
+    return scaled_RV.softmax(dim=-1).gather(1, best_R1).double().reciprocal_()
 
 
 def top_logprobs(logits_TV: Tensor, token_ids_T: Tensor, k: int) -> list[dict[int, Logprob]]:

@@ -69,7 +69,7 @@ class EngineOptions:
     num_host_slots: int = 0
     kv_cache_dtype: KVCacheDtype = "auto"
     prefix_sharing: bool = False
-    prefix_block: int = 64
+    prefix_block: int = 32
     retention: RetentionOptions | None = None
 
     def __post_init__(self) -> None:

@@ -4,8 +4,7 @@ B requests of a step, P rows to process, R rows to draw at random, V vocabulary,
 candidates of a row.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenrouter.engine.logits import (
+    FLOAT32_SAFE,
     FloatArray,
     IntArray,
     TokenCounts,
@@ -30,6 +30,9 @@ from tokenrouter.sampling_params import SamplingParams
 _FIRST_WIDTH = 256
 """Candidates first looked at for a cut; where it lies further on, ``_WIDER`` times more."""
 _WIDER = 16
+
+_Choose = Callable[[Tensor, Sequence[SamplingParams], Tensor], Tensor]
+"""From logits [R, V], parameters and uniform numbers [R] to ids [R], -1 where there is none."""
 
 
 class SamplerState:
@@ -66,10 +69,10 @@ class SamplerState:
             )
 
     @property
-    def plain_greedy(self) -> bool:
-        """Whether the next token is the largest of the model's own logits."""
+    def plain(self) -> bool:
+        """Whether the next token comes from the model's own logits and all of the vocabulary."""
         return (
-            self.params.greedy
+            not self.params.truncates
             and self.counts is None
             and self.bias is None
             and self.num_output >= self.params.min_tokens
@@ -97,14 +100,17 @@ class SampledTokens(NamedTuple):
 class Sampler:
     """Draws one token per row. Holds nothing of any request, only the unseeded random stream.
 
-    Random rows take ``argmax(p / e)`` with ``e`` exponential, which is a draw from ``p`` (the
-    Gumbel-max trick). So two runs with equal seeds and nearly equal logits draw mostly equal
-    tokens, which keeps a comparison of routers close.
+    A random row takes one uniform number, from its own stream where it is seeded, and the token at
+    that share of the row's probability: tokens in the order of their ids, those that top_k, top_p
+    or min_p leave in the order of their probability.
+
+    Equal seeds give equal tokens for equal logits. Where logits differ a little, as between two
+    routers, shares move and other tokens are drawn: compare those by greedy or forced tokens.
 
     Args:
         vocab_size: V, columns of the logits.
         seed: start of the stream that all requests without an own seed share.
-        kernels: the backend that finds greedy tokens; None: the reference.
+        kernels: the backend that finds greedy tokens and draws random ones; None: the reference.
         device: where the logits are.
     """
 
@@ -136,114 +142,93 @@ class Sampler:
             raise ValueError(
                 f"logits must be [{len(states)}, {self.vocab_size}], got {list(logits_BV.shape)}"
             )
-        processed = [row for row, state in enumerate(states) if not state.plain_greedy]
-        if not processed:
-            ids_B = self._largest(logits_BV, range(len(states)))
+        uniform_B = self._uniform(states, logits_BV.device)
+        plain = [row for row, state in enumerate(states) if state.plain]
+        if len(plain) == len(states):
+            ids_B = self._choose(logits_BV, states, uniform_B)
         else:
             ids_B = torch.empty(len(states), dtype=torch.int64, device=logits_BV.device)
-            if plain := [row for row, state in enumerate(states) if state.plain_greedy]:
-                ids_B[plain] = self._largest(logits_BV[plain], plain)
-            processed.sort(key=lambda row: _kind(states[row]))
-            logits_PV = logits_BV[processed].to(torch.float32)
-            chosen = [states[row] for row in processed]
-            ids_B[processed] = self._sample_processed(logits_PV, chosen, processed, eos_token_ids)
+            if plain:
+                chosen = [states[row] for row in plain]
+                ids_B[plain] = self._choose(logits_BV[plain], chosen, uniform_B[plain])
+            rest = [row for row, state in enumerate(states) if not state.plain]
+            chosen = [states[row] for row in rest]
+            logits_PV = _processed(logits_BV[rest].to(torch.float32), chosen, eos_token_ids)
+            ids_B[rest] = self._choose(logits_PV, chosen, uniform_B[rest])
+        if broken := [row for row, token_id in enumerate(ids_B.tolist()) if token_id < 0]:
+            raise RuntimeError(
+                f"no token can be sampled in row {', '.join(map(str, broken))} of the batch: the "
+                "logits hold NaN or infinity, or logit_bias and min_tokens leave no token"
+            )
         wanted = [state.params.logprobs for state in states]
         return SampledTokens(ids_B, requested_logprobs(logits_BV, ids_B, wanted))
 
-    def _largest(self, logits_PV: Tensor, rows: Sequence[int]) -> Tensor:
-        """Ids of the largest logits, of equals the lowest id."""
-        best_P, ids_P = self._kernels.row_max(logits_PV)
-        if not all(map(math.isfinite, best_P.tolist())):
-            _require(best_P.isfinite(), rows)
+    def _uniform(self, states: Sequence[SamplerState], device: torch.device) -> Tensor:
+        """Float64 [B] in [0, 1): one number of its stream per random row, 0 for greedy rows."""
+        uniform_B = torch.zeros(len(states), dtype=torch.float64, device=device)
+        shared = [
+            row for row, s in enumerate(states) if not s.params.greedy and s.generator is None
+        ]
+        if shared:
+            uniform_B[shared] = torch.rand(
+                len(shared), generator=self._generator, dtype=torch.float64, device=device
+            )
+        for row, state in enumerate(states):
+            if state.generator is not None:
+                uniform_B[row].uniform_(generator=state.generator)
+        return uniform_B
+
+    def _choose(
+        self, logits_PV: Tensor, states: Sequence[SamplerState], uniform_P: Tensor
+    ) -> Tensor:
+        """Ids of rows whose logits are as they should be, -1 where there is none to choose.
+
+        Cut rows of ``logits_PV`` may be modified.
+        """
+        groups: dict[_Choose, list[int]] = {}
+        for p, state in enumerate(states):
+            choose: _Choose = self._draw_cut if state.params.truncates else self._draw
+            groups.setdefault(self._largest if state.params.greedy else choose, []).append(p)
+        if len(groups) == 1:
+            return next(iter(groups))(logits_PV, [s.params for s in states], uniform_P)
+        ids_P = torch.empty(len(states), dtype=torch.int64, device=logits_PV.device)
+        for choose_group, group in groups.items():
+            params = [states[p].params for p in group]
+            ids_P[group] = choose_group(logits_PV[group], params, uniform_P[group])
         return ids_P
 
-    def _sample_processed(
-        self,
-        logits_PV: Tensor,
-        states: Sequence[SamplerState],
-        rows: Sequence[int],
-        eos_token_ids: frozenset[int],
-    ) -> Tensor:
-        """Ids of rows that are ordered by ``_kind``; ``logits_PV`` is ours to change."""
-        add_bias_(logits_PV, [(p, *s.bias) for p, s in enumerate(states) if s.bias is not None])
-        mask_tokens_(
-            logits_PV,
-            [
-                (p, eos_token_ids.union(s.params.stop_ids))
-                for p, s in enumerate(states)
-                if s.num_output < s.params.min_tokens
-            ],
-        )
-        penalise_(
-            logits_PV,
-            [(p, s.params, s.counts) for p, s in enumerate(states) if s.counts is not None],
-        )
-        random = sum(state.params.greedy for state in states)
-        cut = random + sum(not s.params.greedy and not s.params.truncates for s in states)
-        ids: list[Tensor] = []
-        if random > 0:
-            ids.append(self._largest(logits_PV[:random], rows[:random]))
-        if random < len(states):
-            params = [state.params for state in states[random:]]
-            scale_(logits_PV[random:], [p.temperature for p in params], [p.min_p for p in params])
-        if random < cut:
-            part = slice(random, cut)
-            ids.append(self._draw(logits_PV[part], None, states[part], rows[part]))
-        if cut < len(states):
-            ids.append(self._draw_cut(logits_PV[cut:], states[cut:], rows[cut:]))
-        return torch.cat(ids)
-
-    def _draw_cut(
-        self, scaled_RV: Tensor, states: Sequence[SamplerState], rows: Sequence[int]
-    ) -> Tensor:
-        """One draw per row with top_k, top_p or min_p, from as many candidates as it takes."""
-        result_R = torch.empty(len(states), dtype=torch.int64, device=scaled_RV.device)
-        pending, width = list(range(len(states))), _FIRST_WIDTH
-        while pending:
-            rest_RV = scaled_RV if len(pending) == len(states) else scaled_RV[pending]
-            found = candidates(rest_RV, [states[r].params for r in pending], width)
-            complete = found.complete_R.tolist()
-            done = [i for i, is_complete in enumerate(complete) if is_complete]
-            if done:
-                drawn = [pending[i] for i in done]
-                result_R[drawn] = self._draw(
-                    found.scaled_RK[done],
-                    found.ids_RK[done],
-                    [states[r] for r in drawn],
-                    [rows[r] for r in drawn],
-                )
-            pending = [
-                r for r, is_complete in zip(pending, complete, strict=True) if not is_complete
-            ]
-            width *= _WIDER
-        return result_R
+    def _largest(self, logits_RV: Tensor, params: Sequence[SamplingParams], _: Tensor) -> Tensor:
+        """Ids of the largest logits, of equals the lowest id."""
+        best_R, ids_R = self._kernels.row_max(logits_RV)
+        return ids_R.where(best_R.isfinite(), -1)
 
     def _draw(
-        self,
-        scaled_RK: Tensor,
-        ids_RK: Tensor | None,
-        states: Sequence[SamplerState],
-        rows: Sequence[int],
+        self, logits_RV: Tensor, params: Sequence[SamplingParams], uniform_R: Tensor
     ) -> Tensor:
-        """One draw per row, from the candidates ``ids_RK`` (None: all ids). Consumes the input.
+        """One draw per row from all ids."""
+        inverse_R = torch.tensor(
+            [1 / min(p.temperature, FLOAT32_SAFE) for p in params], device=logits_RV.device
+        )
+        return self._kernels.draw(logits_RV, inverse_R, uniform_R)
 
-        A seeded row draws noise for all V, so that its tokens never depend on K.
-        """
-        noise_RK = torch.empty_like(scaled_RK)
-        num_shared = sum(state.generator is None for state in states)
-        noise_RK[:num_shared].uniform_(generator=self._generator)
-        for row, state in enumerate(states[num_shared:], start=num_shared):
-            noise_V = torch.rand(
-                self.vocab_size, generator=state.generator, device=scaled_RK.device
-            )
-            noise_RK[row] = noise_V if ids_RK is None else noise_V[ids_RK[row]]
-        # torch's exponential_ is six times slower on CPU. The clamp keeps -log(u) in (0, inf).
-        noise_RK.clamp_(1e-10, 1 - 2**-24).log_().neg_()
-        best_R, choice_R = scaled_RK.exp_().div_(noise_RK).max(dim=-1)
-        _require(best_R > 0, rows)
-        if ids_RK is None:
-            return choice_R
-        return ids_RK.gather(1, choice_R.unsqueeze(1)).squeeze(1)
+    def _draw_cut(
+        self, logits_RV: Tensor, params: Sequence[SamplingParams], uniform_R: Tensor
+    ) -> Tensor:
+        """One draw per row with top_k, top_p or min_p, from as many candidates as it takes."""
+        scale_(logits_RV, [p.temperature for p in params], [p.min_p for p in params])
+        ids_R = torch.empty(len(params), dtype=torch.int64, device=logits_RV.device)
+        pending, width = list(range(len(params))), _FIRST_WIDTH
+        while pending:
+            rest_RV = logits_RV if len(pending) == len(params) else logits_RV[pending]
+            found = candidates(rest_RV, [params[r] for r in pending], width)
+            ones_R = found.scaled_RK.new_ones(len(pending))
+            rank_R = self._kernels.draw(found.scaled_RK, ones_R, uniform_R[pending])
+            drawn_R = found.ids_RK.gather(1, rank_R.clamp(min=0).unsqueeze(1)).squeeze(1)
+            ids_R[pending] = drawn_R.where(rank_R >= 0, -1)  # incomplete rows are drawn again
+            complete = found.complete_R.tolist()
+            pending = [r for r, is_done in zip(pending, complete, strict=True) if not is_done]
+            width *= _WIDER
+        return ids_R
 
 
 def ends_output(
@@ -282,16 +267,21 @@ def check_stop(
     return ("length", None) if len(output_ids) >= limit else None
 
 
-def _kind(state: SamplerState) -> tuple[bool, bool, bool]:
-    """Sort key: greedy rows, then rows drawn from all tokens, then cut ones; seeded rows last."""
-    params = state.params
-    return not params.greedy, params.truncates, state.generator is not None
-
-
-def _require(valid_P: Tensor, rows: Sequence[int]) -> None:
-    if not bool(valid_P.all()):
-        bad = [rows[p] for p in (~valid_P).nonzero().flatten().tolist()]
-        raise RuntimeError(
-            f"no token can be sampled in row {', '.join(map(str, bad))} of the batch: the logits "
-            "hold NaN or infinity, or logit_bias and min_tokens leave no token"
-        )
+def _processed(
+    logits_PV: Tensor, states: Sequence[SamplerState], eos_token_ids: frozenset[int]
+) -> Tensor:
+    """Bias, mask and penalties, in place."""
+    add_bias_(logits_PV, [(p, *s.bias) for p, s in enumerate(states) if s.bias is not None])
+    mask_tokens_(
+        logits_PV,
+        [
+            (p, eos_token_ids.union(s.params.stop_ids))
+            for p, s in enumerate(states)
+            if s.num_output < s.params.min_tokens
+        ],
+    )
+    penalise_(
+        logits_PV,
+        [(p, s.params, s.counts) for p, s in enumerate(states) if s.counts is not None],
+    )
+    return logits_PV

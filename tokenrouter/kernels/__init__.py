@@ -13,8 +13,8 @@ from tokenrouter.kernels.base import KernelSet
 from tokenrouter.kernels.layer_tail import TailWeights
 from tokenrouter.kernels.native import build
 from tokenrouter.kernels.native.build import NativeUnavailable
-from tokenrouter.kernels.native.kernels import DTYPES as NATIVE_DTYPES
 from tokenrouter.kernels.native.kernels import NativeKernels
+from tokenrouter.kernels.native.rows import DTYPES as NATIVE_DTYPES
 from tokenrouter.kernels.reference import ReferenceKernels
 from tokenrouter.kernels.values import (
     AttentionPlan,

@@ -256,3 +256,19 @@ class KernelSet(ABC):
     @abstractmethod
     def row_max(self, x_TV: Tensor) -> tuple[Tensor, Tensor]:
         """The largest value of each row, ``[T]``, and its lowest index, int64 ``[T]``; NaN counts as largest."""
+
+    @abstractmethod
+    def draw(self, x_TV: Tensor, inverse_temperature_T: Tensor, uniform_T: Tensor) -> Tensor:
+        """A random index of each row, by one uniform number.
+
+        Index i has the probability ``softmax(x * inverse_temperature)[i]``, so -inf none. It depends on its own row
+        alone; -inf added at the row's end changes nothing.
+
+        Args:
+            x_TV: logits; not modified.
+            inverse_temperature_T: float32, finite, above 0.
+            uniform_T: float64, in [0, 1).
+
+        Returns:
+            int64 ``[T]``; -1 where a row holds NaN, infinity, or -inf alone.
+        """

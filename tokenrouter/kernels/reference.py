@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tokenrouter.kernels.attention import reference as attention_reference
 from tokenrouter.kernels.base import KernelSet
+from tokenrouter.kernels.draw import reference as draw_reference
 from tokenrouter.kernels.int8_matmul import reference as int8_matmul_reference
 from tokenrouter.kernels.int8_weight_matmul import reference as int8_weight_matmul_reference
 from tokenrouter.kernels.matmul import reference as matmul_reference
@@ -191,3 +192,7 @@ class ReferenceKernels(KernelSet):
     def row_max(self, x_TV: Tensor) -> tuple[Tensor, Tensor]:
         """See KernelSet."""
         return row_max_reference.row_max(x_TV)
+
+    def draw(self, x_TV: Tensor, inverse_temperature_T: Tensor, uniform_T: Tensor) -> Tensor:
+        """See KernelSet."""
+        return draw_reference.draw(x_TV, inverse_temperature_T, uniform_T)

@@ -118,11 +118,12 @@ class ContinuousScheduler(Scheduler):
     def _count_standing_back(
         self, draft: Draft, decoding: list[Request], prompts: list[Request]
     ) -> None:
-        """How many steps the phase that stands back has had something to run, and ran nothing."""
+        """How many steps in a row the phase that stands back has had something to run, and ran nothing."""
         decode_stands_back = self.limits.phase_order == "prefill_first"
-        if draft.ran(decoding=decode_stands_back):
+        waits = decoding if decode_stands_back else (prompts or self.waiting)
+        if draft.ran(decoding=decode_stands_back) or not waits:
             self._stood_back_steps = 0
-        elif decoding if decode_stands_back else (prompts or self.waiting):
+        else:
             self._stood_back_steps += 1
 
     def _plan_decode(self, decoding: list[Request], draft: Draft) -> None:

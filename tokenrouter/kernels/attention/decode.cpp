@@ -147,20 +147,14 @@ TR_EACH_ISA(merge_float, merge_body, (, float),
              float* scratch, float* out, float* received),
             (parts, num_parts, counts, num_heads, dim, scratch, out, received))
 
-// The item's entries where they lie; where some are int8, in a copy: group by group, an entry's keys and values of each.
+// The item's entries where they lie; where some are int8, in a copy that is laid out like them.
 Range range_of(const AttentionShape& shape, const ItemEntries& from) {
     const int64_t dim = shape.head_dim, keys = shape.num_groups * dim, item = shape.is_bf16 ? 2 : 4;
     if (!from.any_int8(0, from.count)) return {from.kv.entries, 2 * keys, keys, from.slots, from.count};
-    static thread_local std::vector<uint8_t> pairs, rows;
-    pairs.resize(size_t(from.count * 2 * dim * item));
+    static thread_local std::vector<uint8_t> rows;
     rows.resize(size_t(from.count * 2 * keys * item));
-    for (int64_t g = 0; g < shape.num_groups; ++g) {
-        copy_entries(shape, from.kv, from.slots, from.count, g, pairs.data());
-        for (int64_t i = 0; i < from.count; ++i)
-            for (int64_t part = 0; part < 2; ++part)
-                std::memcpy(rows.data() + (i * 2 * keys + part * keys + g * dim) * item,
-                            pairs.data() + (2 * i + part) * dim * item, size_t(dim * item));
-    }
+    for (int64_t g = 0; g < shape.num_groups; ++g)
+        copy_entries(shape, from.kv, from.slots, from.count, g, {rows.data() + g * dim * item, 2 * keys, keys});
     return {rows.data(), 2 * keys, keys, neighbours(), from.count};
 }
 

@@ -98,9 +98,15 @@ int64_t packed_panel_bytes(const AttentionShape& shape);
 void pack_panel(const AttentionShape& shape, const AttentionRequest& request, int64_t group, const KvMemory& kv,
                 const PackedKeys& packed, int64_t panel);
 
-// Entries slots[0 .. count) of one group as rows of T: key, then value, `head_dim` each; int8 ones in T.
+// Where copies of entries go, in T: keys `stride` elements apart, each entry's value `value_offset` behind its key.
+struct EntryRows {
+    void* first;
+    int64_t stride, value_offset;
+};
+
+// Copies keys and values of one group of entries slots[0 .. count); int8 ones become T.
 void copy_entries(const AttentionShape& shape, const KvMemory& kv, const int64_t* slots, int64_t count, int64_t group,
-                  void* rows);
+                  const EntryRows& to);
 
 // 0, 1, 2, ...: the slots of entries that lie side by side.
 const int64_t* neighbours();

@@ -89,7 +89,7 @@ void pack_panel(const AttentionShape& shape, const AttentionRequest& request, in
     if (std::any_of(slots, slots + count, [&](int64_t slot) { return kv.is_int8(slot); })) {
         static thread_local std::vector<uint8_t> rows;
         rows.resize(size_t(32 * 2 * dim * item));
-        copy_entries(shape, kv, slots, count, group, rows.data());
+        copy_entries(shape, kv, slots, count, group, {rows.data(), 2 * dim, dim});
         from = {rows.data(), 2 * dim, dim, neighbours(), count};
     }
     uint8_t* keys = packed.keys + panel * packed_panel_bytes(shape);

@@ -1,5 +1,6 @@
 // Python's view of the row-wise operators.
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <tuple>
 
@@ -112,6 +113,30 @@ std::tuple<Tensor, Tensor> row_max_of(const Tensor& x) {
     return {values, ids};
 }
 
+Tensor draw_from(const Tensor& x, const Tensor& inverse_temperature, const Tensor& uniform) {
+    check_float(x, "x");
+    check_rows(x, "x");
+    TORCH_CHECK_VALUE(x.size(1) > 0, "x needs at least one feature, got shape ", x.sizes());
+    const auto check_per_row = [&](const Tensor& t, at::ScalarType dtype, const char* name) {
+        check_dtype(t, dtype, name);
+        check_shape(t, {x.size(0)}, name);
+        check_contiguous(t, name);
+    };
+    check_per_row(inverse_temperature, at::kFloat, "inverse_temperature");
+    check_per_row(uniform, at::kDouble, "uniform");
+    Tensor ids = at::empty({x.size(0)}, at::kLong);
+    const DrawArgs a{x.data_ptr(), x.stride(0), x.size(0), x.size(1), inverse_temperature.data_ptr<float>(),
+                     uniform.data_ptr<double>(), ids.data_ptr<int64_t>()};
+    for (int64_t i = 0; i < a.num_rows; ++i) {
+        TORCH_CHECK_VALUE(std::isfinite(a.inverse_temperature[i]) && a.inverse_temperature[i] > 0,
+                          "inverse_temperature must be finite and above 0, got ", a.inverse_temperature[i], " in row ", i);
+        TORCH_CHECK_VALUE(a.uniform[i] >= 0 && a.uniform[i] < 1, "uniform must be in [0, 1), got ", a.uniform[i],
+                          " in row ", i);
+    }
+    draw(a, is_bf16(x));
+    return ids;
+}
+
 }  // namespace
 
 void bind_rows(pybind11::module_& m) {
@@ -120,6 +145,7 @@ void bind_rows(pybind11::module_& m) {
     m.def("silu_mul", &silu_mul_rows);
     m.def("quantize_rows", &quantize);
     m.def("row_max", &row_max_of);
+    m.def("draw", &draw_from);
 }
 
 }  // namespace tr

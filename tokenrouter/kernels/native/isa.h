@@ -41,9 +41,15 @@ Isa limit_isa(Isa level);
 namespace tr {
 struct Portable {
     static constexpr bool is_avx512 = false;
+    static constexpr int64_t vector_lanes = 4;  // floats
+};
+struct Avx2 {
+    static constexpr bool is_avx512 = false;
+    static constexpr int64_t vector_lanes = 8;
 };
 struct Avx512 {
     static constexpr bool is_avx512 = true;
+    static constexpr int64_t vector_lanes = 16;
 };
 }  // namespace tr
 
@@ -55,7 +61,7 @@ struct Avx512 {
 #if TR_X86
 #define TR_EACH_ISA(name, body, types, parameters, arguments)                                      \
     TR_AVX512 static void name##_avx512 parameters { body<tr::Avx512 TR_UNWRAP types> arguments; } \
-    TR_AVX2 static void name##_avx2 parameters { body<tr::Portable TR_UNWRAP types> arguments; }   \
+    TR_AVX2 static void name##_avx2 parameters { body<tr::Avx2 TR_UNWRAP types> arguments; }       \
     static void name##_plain parameters { body<tr::Portable TR_UNWRAP types> arguments; }          \
     static void name parameters {                                                                  \
         switch (tr::isa()) {                                                                       \

@@ -12,7 +12,7 @@ from tokenrouter.kernels.int8_matmul.reference import quantize_weight
 from tokenrouter.kernels.layer_tail import TailWeights
 from tokenrouter.kernels.matmul import reference as matmul_reference
 from tokenrouter.kernels.native.packed import NativePacked, handle_for, pack
-from tokenrouter.kernels.reference import ReferenceKernels
+from tokenrouter.kernels.native.rows import NativeRows
 from tokenrouter.kernels.values import (
     AttentionPlan,
     Int8Entries,
@@ -24,17 +24,11 @@ from tokenrouter.kernels.values import (
 )
 from tokenrouter.types import AttentionBatch
 
-DTYPES = (torch.bfloat16, torch.float32)
 
-
-class NativeKernels(ReferenceKernels):
+class NativeKernels(NativeRows):
     """See KernelSet. What the compiled module does not have is inherited from the reference."""
 
     name = "native"
-
-    def __init__(self, module: Any) -> None:
-        """``module`` is what ``build.load`` returned."""
-        self._module = module
 
     @property
     def isa(self) -> str:
@@ -44,47 +38,6 @@ class NativeKernels(ReferenceKernels):
     def limit_isa(self, name: str) -> str:
         """Uses at most ``name`` from now on, in the whole process; returns what is used. For tests and measurements."""
         return str(self._module.limit_isa(name))
-
-    def rms_norm(
-        self,
-        x_TE: Tensor,
-        weight_E: Tensor,
-        eps: float,
-        *,
-        residual_TE: Tensor | None = None,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """See KernelSet."""
-        out = torch.empty(x_TE.shape, dtype=x_TE.dtype) if out is None else out
-        self._module.rms_norm(x_TE, weight_E, eps, out, residual_TE)
-        return out
-
-    def rms_norm_quantize(
-        self,
-        x_TE: Tensor,
-        weight_E: Tensor,
-        eps: float,
-        *,
-        residual_TE: Tensor | None = None,
-        out: QuantizedRows | None = None,
-    ) -> QuantizedRows:
-        """See KernelSet."""
-        out = QuantizedRows.empty(x_TE.shape[0], x_TE.shape[1], x_TE.dtype) if out is None else out
-        self._module.rms_norm_quantize(x_TE, weight_E, eps, out.q_TK, out.scale_T1, residual_TE)
-        return out
-
-    def quantize_rows(self, x_TK: Tensor, *, out: QuantizedRows | None = None) -> QuantizedRows:
-        """See KernelSet."""
-        out = QuantizedRows.empty(x_TK.shape[0], x_TK.shape[1], x_TK.dtype) if out is None else out
-        self._module.quantize_rows(x_TK, out.q_TK, out.scale_T1)
-        return out
-
-    def silu_mul(self, gate_up_TJ: Tensor, *, out: Tensor | None = None) -> Tensor:
-        """See KernelSet."""
-        if out is None:
-            out = gate_up_TJ.new_empty(gate_up_TJ.shape[0], gate_up_TJ.shape[1] // 2)
-        self._module.silu_mul(gate_up_TJ, out)
-        return out
 
     def pack_matmul(
         self, weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False
@@ -285,13 +238,6 @@ class NativeKernels(ReferenceKernels):
         parts = int8 or (None, None)
         cast(Any, plan).attend(qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, out, received, *parts)
         return out
-
-    def row_max(self, x_TV: Tensor) -> tuple[Tensor, Tensor]:
-        """See KernelSet."""
-        if x_TV.dtype not in DTYPES:
-            return super().row_max(x_TV)
-        values_T, ids_T = self._module.row_max(x_TV)
-        return values_T, ids_T
 
     def _product(
         self,

@@ -52,6 +52,17 @@ void quantize_rows(const void* x, int64_t x_stride, QuantizedOut out, int64_t nu
 // Of `width` > 0 values per row: the largest, and its lowest index; NaN counts as largest.
 void row_max(const void* x, int64_t stride, int64_t num_rows, int64_t width, bool is_bf16, void* values, int64_t* ids);
 
+struct DrawArgs {
+    const void* x;                     // [rows, stride]
+    int64_t stride, num_rows, width;   // width > 0
+    const float* inverse_temperature;  // [rows], finite, above 0
+    const double* uniform;             // [rows], in [0, 1)
+    int64_t* ids;                      // [rows]
+};
+
+// An index per row with probability proportional to exp(x * inverse temperature); -1: the row has NaN, inf, or only -inf.
+void draw(const DrawArgs& args, bool is_bf16);
+
 // One layer's KV memory: entries of the rows' dtype, and behind them, numbered on, entries in int8 with a scale per plane.
 struct KvMemory {
     void* entries;        // [num_entries, 2 * num_kv_heads, head_dim]: key heads, then value heads

@@ -160,6 +160,21 @@ TR_INLINE i32x16 round_to_int(f32x16 v) {
     return (i32x16)(unfused<V>(v) + 12582912.0f) - 0x4b400000;
 }
 
+// a where x < y, else b: by vectors of the processor's size, as larger ones are compared number by number.
+template <class V>
+TR_INLINE f32x16 select_less(f32x16 x, f32x16 y, f32x16 a, f32x16 b) {
+    typedef float Part __attribute__((vector_size(V::vector_lanes * sizeof(float))));
+    constexpr int64_t count = kLanes / V::vector_lanes;
+    Part xs[count], ys[count], as[count], bs[count];
+    std::memcpy(xs, &x, sizeof x);
+    std::memcpy(ys, &y, sizeof y);
+    std::memcpy(as, &a, sizeof a);
+    std::memcpy(bs, &b, sizeof b);
+    for (int64_t i = 0; i < count; ++i) as[i] = xs[i] < ys[i] ? as[i] : bs[i];
+    std::memcpy(&a, as, sizeof a);
+    return a;
+}
+
 // The larger of each pair; b where they do not compare.
 template <class V>
 TR_INLINE f32x16 max16(f32x16 a, f32x16 b) {
@@ -169,7 +184,7 @@ TR_INLINE f32x16 max16(f32x16 a, f32x16 b) {
         return a;
     }
 #endif
-    return a > b ? a : b;
+    return select_less<V>(b, a, a, b);
 }
 
 TR_INLINE float larger(float a, float b) { return a > b ? a : b; }
@@ -199,7 +214,7 @@ TR_INLINE f32x16 exp16(f32x16 x) {
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + (r + 1.0f);
     const f32x16 result = (f32x16)((i32x16)p + ((i32x16)shifted << 23));
-    return x < -87.3f ? f32x16{} : result;
+    return select_less<V>(x, splat(-87.3f), f32x16{}, result);
 }
 
 // 2^x to 3e-6, for results that bf16 holds: x <= 127; below -126 it is 2^-126.
@@ -221,8 +236,8 @@ constexpr float kLog2e = 1.44269504088896341f;
 
 template <class V>
 TR_INLINE f32x16 silu(f32x16 x) {
-    const f32x16 clamped = x < -88.0f ? splat(-88.0f) : x;
-    return x < -88.0f ? f32x16{} : clamped / (1.0f + exp16<V>(-clamped));
+    const f32x16 least = splat(-88.0f), clamped = max16<V>(least, x);
+    return select_less<V>(x, least, f32x16{}, clamped / (1.0f + exp16<V>(-clamped)));
 }
 
 // 1 / x to 2^-26 where the processor has an estimate (a division takes four times as long), for normal results.
@@ -241,8 +256,8 @@ TR_INLINE f32x16 reciprocal(f32x16 x) {
 // silu to what bf16 holds.
 template <class V>
 TR_INLINE f32x16 silu_for_bf16(f32x16 x) {
-    const f32x16 clamped = x < -87.0f ? splat(-87.0f) : x;
-    return x < -87.0f ? f32x16{} : clamped * reciprocal<V>(1.0f + exp2_for_bf16<V>(clamped * -kLog2e));
+    const f32x16 least = splat(-87.0f), clamped = max16<V>(least, x);
+    return select_less<V>(x, least, f32x16{}, clamped * reciprocal<V>(1.0f + exp2_for_bf16<V>(clamped * -kLog2e)));
 }
 
 }  // namespace tr

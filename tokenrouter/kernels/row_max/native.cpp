@@ -38,7 +38,7 @@ TR_INLINE int64_t largest_of(const T* x, int64_t width) {
         for (; i + kLanes <= stop; i += kLanes) {
             const f32x16 v = load16<V>(x + i);
             is_nan |= v != v;
-            top = v > top ? v : top;
+            top = max16<V>(v, top);
         }
         float block = top[0];
         for (int64_t lane = 1; lane < kLanes; ++lane) block = top[lane] > block ? top[lane] : block;
