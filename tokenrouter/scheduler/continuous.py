@@ -86,12 +86,12 @@ class ContinuousScheduler(Scheduler):
 
     def schedule(self) -> StepPlan:
         """See Scheduler; the phase that stands back runs where the first one finds nothing to run."""
-        draft = Draft(self.limits)
         unfinished = self._unfinished()
         decoding = [request for request in unfinished if request.decoding]
         prompts = [request for request in unfinished if not request.decoding]
         is_due = self._stood_back_steps >= self.limits.max_phase_wait_steps
         phase_order = "mixed" if is_due else self.limits.phase_order
+        draft = Draft(self.limits, is_mixed=phase_order == "mixed")
         if phase_order == "prefill_first":
             self._plan_prompts(prompts, draft)
             if not draft.lengths:
@@ -198,6 +198,8 @@ class ContinuousScheduler(Scheduler):
     def _admit(self, draft: Draft) -> None:
         while self._may_admit() and draft.left(decoding=False):
             request = self.waiting[0]
+            if not draft.may_join(request):
+                return
             prefix = self.sharing.find(request) if self.sharing is not None else None
             if not self._fits(request, prefix):
                 return

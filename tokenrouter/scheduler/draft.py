@@ -8,13 +8,17 @@ from tokenrouter.scheduler.request import Request
 class Draft:
     """The chunks chosen so far, and what is left of a step's budgets.
 
+    Args:
+        limits: of the step.
+        is_mixed: tokens of both phases may be in it.
+
     Attributes:
         lengths: tokens per request, in the order in which they were chosen.
         preempted: requests that lost their slots.
         num_shared_tokens: tokens that admitted requests have from the prefix cache.
     """
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    def __init__(self, limits: SchedulerLimits, *, is_mixed: bool = True) -> None:
         self.lengths: dict[Request, int] = {}
         self.preempted: list[Request] = []
         self.num_shared_tokens = 0
@@ -24,6 +28,7 @@ class Draft:
             False: limits.max_prefill_tokens or self._most,
         }
         self._used = {True: 0, False: 0}
+        self._is_mixed = is_mixed
 
     def left(self, *, decoding: bool) -> int:
         """Tokens of a phase that still fit."""
@@ -33,6 +38,10 @@ class Draft:
     def ran(self, *, decoding: bool) -> bool:
         """Whether any token of a phase was chosen."""
         return self._used[decoding] > 0
+
+    def may_join(self, request: Request) -> bool:
+        """Whether the request's next tokens are of a phase that the step is for."""
+        return self._is_mixed or not self.ran(decoding=not request.decoding)
 
     def take(self, request: Request, length: int) -> None:
         """Chooses the request's next ``length`` tokens."""
