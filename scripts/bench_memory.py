@@ -1,15 +1,16 @@
 """What KV retention costs in quality, against the peak KV memory that it saves.
 
 python scripts/bench_memory.py [--quick] [--documents N] [--items N] [--policies NAME ...] [--data-dir DIR]
-                               [--interval N] [--window N] [--layers N] [--sinks N] [--recent N]
+                               [--interval N] [--window N] [--layers N] [--groups N] [--sinks N] [--recent N]
 
 Documents of 4,096 tokens (wiki_articles, arxiv_latex; N of each) and dialogues (mt_bench_101), all in one engine: the
 prompt in prefill chunks, the last 256 tokens fed one by one. Reference: the same bf16 engine without retention.
 Policies evict 25, 50, 75 and 87.5 % of the tokens seen ("50 %"), or all beyond a fixed number with which the longest
-documents' peak falls by these shares ("to 1920 r1536": 1,536 of them are the last tokens, the policy chooses the
-others). threshold runs with several thresholds, without and with that many last tokens guarded; full evicts nothing and
-shows the noise of other chunks. Peak live bytes: each document's own peak, entries of the running chunk included,
-summed over documents; an engine in which they do not peak together needs less at once (engine_peak_live_bytes).
+documents' peak falls by half or three quarters ("to 1920 r1536": 1,536 of them are the last tokens, the policy chooses
+the others; "int8": entries become int8 when they are older than --recent). threshold runs with several thresholds and
+that many last tokens guarded; full evicts nothing and shows the noise of other chunks. Peak live bytes: each document's
+own peak, entries of the running chunk included, summed over documents; an engine in which they do not peak together
+needs less at once (engine_peak_live_bytes).
 
 Context-sensitive: tokens whose most likely successor changes when the model reads only its last 256 tokens, afresh. To
 save work 128 tokens share one such reading, so that they see 256 to 383. Evicting all but 256 entries would not do: it

