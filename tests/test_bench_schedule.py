@@ -109,10 +109,10 @@ def test_ratios_are_those_of_the_published_workload(result: dict[str, Any]) -> N
     for key, (smallest, largest) in result["ranges"].items():
         assert 0.0 < smallest <= result[key] <= largest, key
     for claim, key in app.CLAIMS.items():
-        found = result["workloads"]["mixed_lengths"][claim]
+        found = result["workloads"]["crowd"][claim]
         assert found["value"]["median"] == result[claim]
         assert found["baseline"] == result["baselines"][claim] in BASELINES
-        systems = result["workloads"]["mixed_lengths"]["systems"]
+        systems = result["workloads"]["crowd"]["systems"]
         medians = [systems[name][key]["median"] for name in BASELINES]
         best = max(medians) if key == "output_tok_s" else min(medians)
         assert systems[result["baselines"][claim]][key]["median"] == best

@@ -26,7 +26,7 @@ def run(bench: Bench) -> dict[str, Any]:
     poisson = _show(serve_poisson(bench, crowd))
     uniform = _show(serve_at_once(bench, "uniform"))
     rate, bytes_frac = int8_kv(bench)
-    ratios = {claim: mixed.ratio(key) for claim, key in CLAIMS.items()}
+    ratios = {claim: crowd.ratio(key) for claim, key in CLAIMS.items()}
     found = {claim: ratio.value for claim, ratio in ratios.items()} | {INT8_KV: rate}
     return {
         **{key: value.median for key, value in found.items()},

@@ -48,7 +48,7 @@ class Sizes:
     prompt_lengths: tuple[int, ...] = (20, 30, 50, 80, 120, 200, 500, 1000)
     output_max: int = 128
     crowd_requests: int = 48
-    crowd_output_max: int = 48
+    crowd_output_max: int = 96
     load_frac: float = 0.8
     uniform_requests: int = 8
     uniform_prompt_tokens: int = 200

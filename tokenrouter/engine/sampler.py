@@ -4,6 +4,7 @@ B requests of a step, P rows to process, R rows to draw at random, V vocabulary,
 candidates of a row.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
@@ -200,6 +201,8 @@ class Sampler:
     def _largest(self, logits_RV: Tensor, params: Sequence[SamplingParams], _: Tensor) -> Tensor:
         """Ids of the largest logits, of equals the lowest id."""
         best_R, ids_R = self._kernels.row_max(logits_RV)
+        if all(map(math.isfinite, best_R.tolist())):
+            return ids_R
         return ids_R.where(best_R.isfinite(), -1)
 
     def _draw(
