@@ -61,7 +61,7 @@ class Sizes:
     evicted_fracs: tuple[float, ...] = (0.25, 0.5, 0.75, 0.875)
     fixed_fracs: tuple[float, ...] = (0.5, 0.75)
     int8_policies: tuple[str, ...] = ("heavy_hitter", "sink_window", "random")
-    thresholds: tuple[float, ...] = (0.1, 0.2, 0.4)
+    thresholds: tuple[float, ...] = (0.4, 0.6, 0.8)
     recent_frac: float = 0.8
     guarded_recent: int = 1536
 
