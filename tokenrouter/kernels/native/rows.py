@@ -1,0 +1,74 @@
+"""The row-wise operators of the native backend."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenrouter.kernels.reference import ReferenceKernels
+from tokenrouter.kernels.values import QuantizedRows
+
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+class NativeRows(ReferenceKernels):
+    """See KernelSet. What the compiled module does not have is inherited from the reference."""
+
+    def __init__(self, module: Any) -> None:
+        """``module`` is what ``build.load`` returned."""
+        self._module = module
+
+    def rms_norm(
+        self,
+        x_TE: Tensor,
+        weight_E: Tensor,
+        eps: float,
+        *,
+        residual_TE: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """See KernelSet."""
+        out = torch.empty(x_TE.shape, dtype=x_TE.dtype) if out is None else out
+        self._module.rms_norm(x_TE, weight_E, eps, out, residual_TE)
+        return out
+
+    def rms_norm_quantize(
+        self,
+        x_TE: Tensor,
+        weight_E: Tensor,
+        eps: float,
+        *,
+        residual_TE: Tensor | None = None,
+        out: QuantizedRows | None = None,
+    ) -> QuantizedRows:
+        """See KernelSet."""
+        out = QuantizedRows.empty(x_TE.shape[0], x_TE.shape[1], x_TE.dtype) if out is None else out
+        self._module.rms_norm_quantize(x_TE, weight_E, eps, out.q_TK, out.scale_T1, residual_TE)
+        return out
+
+    def quantize_rows(self, x_TK: Tensor, *, out: QuantizedRows | None = None) -> QuantizedRows:
+        """See KernelSet."""
+        out = QuantizedRows.empty(x_TK.shape[0], x_TK.shape[1], x_TK.dtype) if out is None else out
+        self._module.quantize_rows(x_TK, out.q_TK, out.scale_T1)
+        return out
+
+    def silu_mul(self, gate_up_TJ: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """See KernelSet."""
+        if out is None:
+            out = gate_up_TJ.new_empty(gate_up_TJ.shape[0], gate_up_TJ.shape[1] // 2)
+        self._module.silu_mul(gate_up_TJ, out)
+        return out
+
+    def row_max(self, x_TV: Tensor) -> tuple[Tensor, Tensor]:
+        """See KernelSet."""
+        if x_TV.dtype not in DTYPES:
+            return super().row_max(x_TV)
+        values_T, ids_T = self._module.row_max(x_TV)
+        return values_T, ids_T
+
+    def draw(self, x_TV: Tensor, inverse_temperature_T: Tensor, uniform_T: Tensor) -> Tensor:
+        """See KernelSet."""
+        if x_TV.dtype not in DTYPES:
+            return super().draw(x_TV, inverse_temperature_T, uniform_T)
+        ids_T: Tensor = self._module.draw(x_TV, inverse_temperature_T, uniform_T)
+        return ids_T
