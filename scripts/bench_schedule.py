@@ -14,7 +14,7 @@ on its median over the passes, and names it: `tokenlevel_vs_static_tok_s` (highe
 `tokenlevel_vs_static_ttft_p99` (lower is better), of crowd, where requests wait for seats; others have their own.
 Systems take turns after a warm-up that does not count, latencies are percentiles within one pass, and every number is a
 median over passes with the smallest and the largest. Ratios are taken pass by pass. The report says that token-level
-scheduling does not pay where a pass of static is as good as one of fcfs, and where equal requests fill one static batch.
+scheduling does not pay where a pass of static is as good as one of fcfs, and where equal requests fill one batch.
 
 KV: 8 requests that decode together at a context of 2,048, `int8_kv_decode2k_vs_full`, and the peaks of live KV bytes in
 the same steps, `int8_kv_bytes_frac`. The last line is one JSON object.

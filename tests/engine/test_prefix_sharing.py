@@ -186,7 +186,7 @@ def test_nobody_notices_what_others_share_and_evict(policy: RetentionPolicy | No
     for name, (prompt, forced) in cases.items():
         alone.run(name, prompt, forced)
         num_evicted += assert_same(together, alone, name)
-    assert llm.engine.stats.shared_tokens > 80
+    assert llm.engine.stats.shared_tokens > 60
     assert num_evicted > 100 or policy is None
     llm.engine.drop_prefixes()
     assert pool.free == pool.num_slots

@@ -179,7 +179,7 @@ def test_the_longest_prefix_under_the_same_key_is_found() -> None:
     cache.insert("a", stretch, history.prefix_hash, range(4, 21, 4))
     for most, expected in ((20, 20), (19, 16), (15, 12), (4, 4)):
         found = cache.find("a", history.ids, history.prefix_hash, most)
-        assert found is not None and found.num_tokens == expected == found.num_entries
+        assert found is not None and found.num_tokens == expected == len(found.slots(0))
     assert cache.find("a", history.ids, history.prefix_hash, 3) is None
     assert cache.find("b", history.ids, history.prefix_hash, 20) is None
     changed = TokenHistory([*ids[:9], 99, *ids[10:]], 20)

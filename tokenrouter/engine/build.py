@@ -11,7 +11,7 @@ from tokenrouter.engine.executable import ExecutableRoutes, executable_routes
 from tokenrouter.engine.live import LiveRequests
 from tokenrouter.engine.observation import Observer
 from tokenrouter.engine.options import EngineOptions
-from tokenrouter.engine.prefix_key import UNSHAREABLE, is_shareable, prefix_key
+from tokenrouter.engine.prefix_key import ALIKE, UNSHAREABLE, is_shareable, prefix_key
 from tokenrouter.engine.retainer import Retainer, bounds_live
 from tokenrouter.engine.runner import Runner
 from tokenrouter.engine.sampler import Sampler
@@ -173,6 +173,12 @@ def _sharing(router: Router, pool: KVPool, options: EngineOptions) -> PrefixShar
             "prefix_sharing has no effect: router %s depends on %s",
             router.name,
             ", ".join(sorted(router.depends_on & UNSHAREABLE)),
+        )
+    elif router.level == "token" and (same := sorted(router.depends_on & ALIKE)):
+        log.warning(
+            "prefix_sharing works among prompts of the same %s only: router %s looks at it",
+            " and ".join(same),
+            router.name,
         )
     cache = PrefixCache(pool, options.block_tokens)
     return PrefixSharing(cache, pool, prefix_key(router), evicts=options.retention is not None)

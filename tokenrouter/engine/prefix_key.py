@@ -9,6 +9,9 @@ from tokenrouter.scheduler import Request
 UNSHAREABLE: frozenset[Dependency] = frozenset({"history", "load", "random"})
 """A decision that depends on one of these may be another for the same ids."""
 
+ALIKE: frozenset[Dependency] = frozenset({"prompt", "prompt_length"})
+"""What must be the same in two prompts for one to share the other's beginning, where a router looks at it."""
+
 
 def is_shareable(router: Router) -> bool:
     """Whether the same prompt gets the same decisions again."""

@@ -173,6 +173,7 @@ def run_requests(llm: LLM, requests: Sequence[RequestSpec], tick: Tick | None = 
     """
     engine = llm.engine
     engine.stats.reset()
+    engine.drop_prefixes()
     waiting = sorted(enumerate(requests), key=lambda item: item[1].arrival_s, reverse=True)
     finished: dict[str, RequestOutput] = {}
     steps: list[dict[str, Any]] = []

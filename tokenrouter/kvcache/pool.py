@@ -18,6 +18,9 @@ from tokenrouter.kvcache.slots import SlotArray, Slots
 from tokenrouter.kvcache.stretch import Prefix
 from tokenrouter.kvcache.table import SlotTable
 
+SLACK_PER_ROW = 64
+"""Slots that are freed beyond what is wanted, for each row: rows then get runs, and nobody asks again soon."""
+
 
 class HeldPrefixes(Protocol):
     """Cached prefixes, as the pool sees them."""
@@ -121,8 +124,9 @@ class KVPool:
 
     @property
     def seen(self) -> int:
-        """Tokens that got a slot in the requests that are there now; evicted ones count."""
-        return int(self.tables[0].num_seen_R.sum())
+        """Tokens that got a slot in the requests that are there now; evicted ones count, shared ones once at most."""
+        table = self.tables[0]
+        return max(int((table.num_seen_R - table.num_adopted_R).sum()), self.used)
 
     @property
     def converted(self) -> int:
@@ -185,17 +189,25 @@ class KVPool:
         for group, table in enumerate(self.tables):
             table.adopt(row, prefix.slots(group), prefix.positions(group), prefix.num_tokens)
 
-    def num_idle(self, prefix: Prefix) -> int:
-        """Slots of a cached prefix that no row uses, in the group with fewest of them."""
-        tables = enumerate(self.tables)
-        return min(table.slots.num_idle(prefix.slots(group)) for group, table in tables)
+    def has_room(self, num_slots: int, prefix: Prefix | None = None) -> bool:
+        """Whether a fresh row can get ``num_slots`` in every group, those of a cached prefix among them."""
+        for group, table in enumerate(self.tables):
+            wanted, available = num_slots, self.num_slots - table.slots.used
+            if prefix is not None:
+                slots_N = prefix.slots(group)
+                wanted -= len(slots_N)
+                available -= table.slots.num_idle(slots_N)
+            if wanted > available:
+                return False
+        return True
 
     def make_free(self, num_slots: int) -> bool:
         """Drops cached prefixes until ``num_slots`` are free in every group; False, and none dropped, if too few."""
         if self.free < num_slots:
             if self.prefixes is None or self.available < num_slots:
                 return False
-            self.prefixes.drop_until_free(num_slots)
+            slack = min(SLACK_PER_ROW * len(self.tables[0].num_kept_R), self.num_slots // 16)
+            self.prefixes.drop_until_free(min(num_slots + slack, self.available))
         return self.free >= num_slots
 
     def evict(self, row: int, group: int, is_kept_N: NDArray[np.bool_]) -> int:

@@ -121,8 +121,10 @@ class PrefixCache:
             moves.renumber(prefix.slots(group))
 
     def _frees_any(self, prefix: Prefix) -> bool:
+        """Where nothing was evicted, shorter prefixes hold all but the last block."""
+        tail = 0 if prefix.stretch.evicted_at_GN is not None else -self.block_tokens
         tables = enumerate(self._pool.tables)
-        return any(table.slots.num_freed_by(prefix.slots(group)) for group, table in tables)
+        return any(table.slots.num_freed_by(prefix.slots(group)[tail:]) for group, table in tables)
 
     def _drop(self, name: _Name, prefix: Prefix) -> None:
         for group, table in enumerate(self._pool.tables):

@@ -30,7 +30,7 @@ class Slots:
         cached: slots that cached prefixes hold, whether rows use them or not.
         idle: those of them that no row uses: they can be had by dropping prefixes.
         converted: entries in int8 slots behind the null slot.
-        peak_used: the most slots at once that rows used or that they alone held.
+        peak_used: the most slots at once that some row used.
         num_touched: slots that were ever taken since their memory was last given back: what the arena's pages hold.
         num_touched_int8: those of them behind the null slot.
     """
@@ -60,13 +60,10 @@ class Slots:
 
     def promise(self, row: int, wanted: int) -> None:
         """Marks the first free, unpromised run of ``wanted`` slots for ``row``; none, none marked."""
-        new = slice(self.first, self.end)
-        open_S = (self._users_S[new] == 0) & (self._promised_S[new] == NOBODY)
-        edges = np.flatnonzero(np.diff(open_S, prepend=False, append=False))
-        starts, ends = edges[::2], edges[1::2]
+        starts, ends = self._open_runs()
         fits = np.flatnonzero(ends - starts >= wanted)
         if len(fits):
-            start = self.first + int(starts[fits[0]])
+            start = int(starts[fits[0]])
             self._promised_S[start : start + wanted] = row
 
     def forget_promises(self, row: int) -> None:
@@ -204,11 +201,27 @@ class Slots:
             if is_open.all() and not self._users_S[run].any():
                 return np.arange(follow, follow + wanted)
         if last != NOBODY:
-            self.promise(row, max(wanted, NEXT_RUN))
+            self._promise_next(row, max(wanted, NEXT_RUN))
         candidates = self.first + np.flatnonzero(self._users_S[self.first : self.end] == 0)
         promised = self._promised_S[candidates]
         rank = np.where(promised == row, 0, np.where(promised == NOBODY, 1, 2))
         return candidates[np.argsort(rank, kind="stable")[:wanted]]
+
+    def _promise_next(self, row: int, wanted: int) -> None:
+        """A run for a row that cannot go on: of ``wanted`` slots, or the longest there is."""
+        starts, ends = self._open_runs()
+        if len(starts):
+            lengths = np.minimum(ends - starts, wanted)
+            best = int(lengths.argmax())
+            start = int(starts[best])
+            self._promised_S[start : start + int(lengths[best])] = row
+
+    def _open_runs(self) -> tuple[SlotArray, SlotArray]:
+        """First slots of the free, unpromised runs for new tokens, and the slots behind them."""
+        new = slice(self.first, self.end)
+        open_S = (self._users_S[new] == 0) & (self._promised_S[new] == NOBODY)
+        edges = self.first + np.flatnonzero(np.diff(open_S, prepend=False, append=False))
+        return edges[::2], edges[1::2]
 
     def _count_taken(self, num_fresh: int) -> None:
         self.free -= num_fresh

@@ -40,11 +40,6 @@ class Prefix(NamedTuple):
     stretch: Stretch
     num_tokens: int
 
-    @property
-    def num_entries(self) -> int:
-        """Entries that are kept, in the group with most of them."""
-        return max(len(self.slots(group)) for group in range(len(self.stretch.slots_GK)))
-
     def slots(self, group: int) -> SlotArray:
         """Its entries' slots in one layer group."""
         return self.stretch.slots_GK[group][: self.num_tokens]

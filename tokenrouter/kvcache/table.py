@@ -19,6 +19,7 @@ class SlotTable:
         positions_RN: int64, original positions of those entries in their request, ascending.
         num_kept_R: int64, entries per row.
         num_seen_R: int64, tokens that got a slot so far, per row; those that were evicted count.
+        num_adopted_R: int64, those of them that came with a prefix.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class SlotTable:
         self.positions_RN: NDArray[np.int64] = np.zeros((max_rows, max_len), np.int64)
         self.num_kept_R: NDArray[np.int64] = np.zeros(max_rows, np.int64)
         self.num_seen_R: NDArray[np.int64] = np.zeros(max_rows, np.int64)
+        self.num_adopted_R: NDArray[np.int64] = np.zeros(max_rows, np.int64)
 
     def promise(self, row: int, expected_len: int) -> None:
         """Keeps a free run of ``expected_len`` slots for ``row``, softly; none is kept where there is none.
@@ -137,7 +139,7 @@ class SlotTable:
         assert not self.num_kept_R[row], "only a fresh row adopts entries"
         self.slots.use(slots_N)
         self._append(row, slots_N, positions_N)
-        self.num_seen_R[row] = num_seen
+        self.num_seen_R[row] = self.num_adopted_R[row] = num_seen
 
     def close_ranks(self) -> Moves:
         """Moves all entries to the first slots of their form, row by row, so that other memory can be given back.
@@ -154,7 +156,7 @@ class SlotTable:
         """The row uses nothing any more, and nothing is kept for it."""
         self.slots.leave(self.slots_RN[row, : self.num_kept_R[row]])
         self.slots.forget_promises(row)
-        self.num_kept_R[row] = self.num_seen_R[row] = 0
+        self.num_kept_R[row] = self.num_seen_R[row] = self.num_adopted_R[row] = 0
 
     def check_integrity(self, held_N: SlotArray) -> None:
         """Asserts all counts from scratch; ``held_N``: each reference of a cached prefix once."""

@@ -159,11 +159,11 @@ class ContinuousScheduler(Scheduler):
 
         What others use of its prefix costs nothing.
         """
-        wanted, available = self.pool.slots_for(request.num_tokens), self.pool.available
-        if prefix is not None:
-            wanted -= prefix.num_entries
-            available -= self.pool.num_idle(prefix)
-        return wanted <= available
+        wanted = self.pool.slots_for(request.num_tokens)
+        if request.swapped is not None:  # more than that where a decision of the policy failed
+            next_tokens = min(request.num_uncomputed, self.cut_every or request.num_uncomputed)
+            wanted = max(wanted, request.swapped.num_entries + next_tokens)
+        return self.pool.has_room(wanted, prefix)
 
     def _make_room(self, request: Request, length: int, draft: Draft) -> bool:
         """Slots for the request's next ``length`` tokens, preempting requests behind it as needed."""

@@ -72,14 +72,19 @@ class PrefixSharing:
     def offer(self, request: Request) -> None:
         """Keeps what is new of a request's prompt: after a step in which it ran, when what was due was evicted."""
         block = self.cache.block_tokens
-        stop = min(request.num_computed, request.prompt_len) // block * block
-        if request.prefix_key is None or request.row < 0 or stop <= request.num_shared:
+        last = request.prompt_len // block * block
+        if request.prefix_key is None or request.row < 0 or request.num_shared >= last:
             return
-        if self._evicts and request.finished:  # nothing more was evicted from it
+        if (
+            self._key_of(request) != request.prefix_key
+        ):  # in every step, or a change back would hide one
+            request.prefix_key = None
             return
+        stop = min(request.num_computed, last) // block * block
+        if stop <= request.num_shared or (self._evicts and request.finished):
+            return  # nothing is new, or what was due at a finished request's end was not evicted
         lengths = range(request.num_shared + block, stop + 1, block)
-        missed = self._evicts and (request.num_computed != stop or len(lengths) > 1)
-        if missed or self._key_of(request) != request.prefix_key:
+        if self._evicts and (request.num_computed != stop or len(lengths) > 1):
             request.prefix_key = None
             return
         stretch = self._stretch(request, stop)
@@ -87,8 +92,9 @@ class PrefixSharing:
         request.num_shared = stop
 
     def _key_at_start(self, request: Request) -> Hashable | None:
-        """Tokens that ran before keep their decisions, and with them their key."""
-        return request.prefix_key if request.num_run else self._key_of(request)
+        """Tokens that were decided before keep their decisions, and with them their key."""
+        is_decided = request.requested_N[0] != UNDECIDED
+        return request.prefix_key if is_decided else self._key_of(request)
 
     def _stretch(self, request: Request, stop: int) -> Stretch:
         tables, row = self._pool.tables, request.row
@@ -97,12 +103,12 @@ class PrefixSharing:
         ]
         evicted_at_GN, statistics = request.evicted_at_GN, request.statistics
         return Stretch(
-            ids_N=request.history.ids[:stop].copy(),
+            ids_N=request.history.ids[:stop],
             slots_GK=tuple(t.slots_RN[row, :k].copy() for t, k in zip(tables, kept, strict=True)),
             positions_GK=tuple(
                 t.positions_RN[row, :k].copy() for t, k in zip(tables, kept, strict=True)
             ),
-            requested_N=request.requested_N[:stop].copy(),
+            requested_N=request.requested_N[:stop],
             evicted_at_GN=None if evicted_at_GN is None else evicted_at_GN[:, :stop].copy(),
             statistics=None if statistics is None else tuple(part.copy() for part in statistics),
         )
