@@ -239,3 +239,19 @@ def test_a_block_without_tokens_is_refused(block: int) -> None:
     """A search that never ends."""
     with pytest.raises(ValueError, match=f"block_tokens must be at least 1, got {block}"):
         PrefixCache(KVPool(num_slots=1, max_rows=1, max_len=1), block)
+
+
+def test_rows_go_on_in_runs_where_the_pool_is_full_of_prefixes() -> None:
+    """Slots given up one by one, or a whole run for the first row that asks: every token then searches the pool."""
+    pool = KVPool(num_slots=1024, max_rows=4, max_len=256)
+    cache = PrefixCache(pool, 8)
+    for first in range(0, 5000, 1000):
+        row, history, stretch = computed(pool, list(range(first, first + 200)))
+        cache.insert("a", stretch, history.prefix_hash, range(8, 201, 8))
+        pool.release(row)
+    rows = [pool.acquire_row(8) for _ in range(4)]
+    for length in range(1, 129):
+        assert all(pool.extend(row, length) for row in rows)
+    breaks = [int((np.diff(pool.tables[0].slots_RN[row, :128]) != 1).sum()) for row in rows]
+    assert max(breaks) <= 128 / 8 and sum(breaks) <= 4 * 128 / 12
+    pool.check_integrity()

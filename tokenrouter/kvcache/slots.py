@@ -26,6 +26,7 @@ class Slots:
 
     Attributes:
         num_slots: slots for new tokens, and the most entries at once, of both forms.
+        max_rows: rows at once.
         free: entries that there is still room for.
         cached: slots that cached prefixes hold, whether rows use them or not.
         idle: those of them that no row uses: they can be had by dropping prefixes.
@@ -35,8 +36,9 @@ class Slots:
         num_touched_int8: those of them behind the null slot.
     """
 
-    def __init__(self, *, num_slots: int, first: int, num_int8: int) -> None:
+    def __init__(self, *, num_slots: int, max_rows: int, first: int, num_int8: int) -> None:
         self.num_slots = num_slots
+        self.max_rows = max_rows
         self.first = first
         self.end = first + num_slots
         self.first_int8 = self.end + 1
@@ -201,7 +203,7 @@ class Slots:
             if is_open.all() and not self._users_S[run].any():
                 return np.arange(follow, follow + wanted)
         if last != NOBODY:
-            self._promise_next(row, max(wanted, NEXT_RUN))
+            self._promise_next(row, max(wanted, min(NEXT_RUN, self.free // self.max_rows)))
         candidates = self.first + np.flatnonzero(self._users_S[self.first : self.end] == 0)
         promised = self._promised_S[candidates]
         rank = np.where(promised == row, 0, np.where(promised == NOBODY, 1, 2))

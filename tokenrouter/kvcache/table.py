@@ -40,7 +40,9 @@ class SlotTable:
             first_slot: the first slot: 0, or 1 where the null slot comes before (a cache that is int8 throughout).
             num_int8: slots behind the null slot, for entries that are converted to int8 later.
         """
-        self.slots = Slots(num_slots=num_slots, first=first_slot, num_int8=num_int8)
+        self.slots = Slots(
+            num_slots=num_slots, max_rows=max_rows, first=first_slot, num_int8=num_int8
+        )
         self.slots_RN: NDArray[np.int64] = np.zeros((max_rows, max_len), np.int64)
         self.positions_RN: NDArray[np.int64] = np.zeros((max_rows, max_len), np.int64)
         self.num_kept_R: NDArray[np.int64] = np.zeros(max_rows, np.int64)
