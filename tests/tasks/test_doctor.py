@@ -72,6 +72,14 @@ CASES: tuple[tuple[str, Patch, Patch, Patch, str, str], ...] = (
     ("router_too_heavy", {}, {"router.overhead_frac": 0.11}, {}, "serious", "overhead_frac 11.0%"),
     ("cache_cold", {}, {"router.cache_hit_frac": 0.39}, {}, "warning", "cache_hit_frac 39.0%"),
     (
+        "prefixes_cold",
+        {"kvcache.prefix_sharing": True},
+        {"kv.shared_tokens": 0},
+        {},
+        "warning",
+        "kv.shared_tokens 0",
+    ),
+    (
         "threshold_never_met",
         {},
         {"routes.high.decode_token_frac": 0.0, "routes.low.decode_token_frac": 1.0},

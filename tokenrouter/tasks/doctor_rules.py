@@ -46,6 +46,13 @@ def cache_cold(run: FinishedRun) -> Seen | None:
     return Seen("warning", f"router.cache_hit_frac {hits:.1%}")
 
 
+def prefixes_cold(run: FinishedRun) -> Seen | None:
+    """Prefix sharing is on, and no request began as an earlier one."""
+    if not run.option("kvcache.prefix_sharing") or run.number("kv.shared_tokens") != 0:
+        return None
+    return Seen("warning", f"kv.shared_tokens 0, router {run.option('router._target_')}")
+
+
 def threshold_never_met(run: FinishedRun) -> Seen | None:
     """All tokens of a phase took one side, though the router is one that tells them apart."""
     target = str(run.option("router._target_") or "")
@@ -198,6 +205,15 @@ RULES = (
         cure="Serve more requests that have text in common (`workload=mooncake`), or take a router without a cache "
         "(`router=rule`)",
         check=cache_cold,
+    ),
+    Rule(
+        name="prefixes_cold",
+        when="`kvcache.prefix_sharing` is on, `kv.shared_tokens` is 0",
+        why="No prompt of a pass begins as an earlier one under the same key: other text, shorter than a block, or a "
+        "router that looks at the prompt's length (rule) or at history",
+        cure="Requests with text in common (`workload=mooncake`), shorter blocks (`kvcache.prefix_block=16`), a router "
+        "that looks at tokens alone (`router=random`)",
+        check=prefixes_cold,
     ),
     Rule(
         name="threshold_never_met",
