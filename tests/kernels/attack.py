@@ -5,13 +5,13 @@ IndexError and TypeError may come back, and nothing outside of a result may chan
 engine makes (linears, MLP, attention with its KV write) changes nothing at all.
 """
 
-import random
 import sys
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from tests.kernels.attack_arguments import DTYPES, Arguments
 from tokenrouter.kernels import (
     AttentionPlan,
     Int8Entries,
@@ -19,70 +19,17 @@ from tokenrouter.kernels import (
     Norm,
     PackedWeights,
     Product,
-    QuantizedRows,
     TailWeights,
     select,
 )
 from tokenrouter.types import AttentionBatch
 
-CANARY = 77
-SIZES = (0, 1, 2, 3, 7, 16, 17, 32, 33, 64, 65)
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int64)
 NUM_SLOTS = 90
-ODD_INTS = (-(2**63), -(2**40), -2, -1, 2**31, 2**40, 2**62, 2**63 - 1)
+NUM_INT8 = 40
 
 
-class Attacker:
-    """Random arguments; most of them right, so that calls get past the first check."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-        self._rooms: list[tuple[Tensor, Tensor]] = []
-
-    def size(self) -> int:
-        return self._random.choice(SIZES)
-
-    def rarely(self) -> bool:
-        return self._random.random() < 0.06
-
-    def tensor(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Of the shape and dtype asked for, or nearly so; inside a larger buffer of canaries."""
-        wanted = [self.size() if self.rarely() else n for n in shape]
-        if self.rarely():
-            wanted = [*wanted, 1] if self._random.random() < 0.5 else wanted[:-1]
-        if self.rarely():
-            dtype = self._random.choice(DTYPES)
-        if self.rarely():
-            return torch.zeros(*wanted, dtype=dtype).expand(wanted)[..., ::2]
-        if self.rarely():
-            return torch.zeros(1, dtype=dtype).expand(wanted or [1])
-        room = torch.full((torch.Size(wanted).numel() + 256,), CANARY, dtype=dtype)
-        inside = room[128:-128].view(wanted)
-        inside.copy_(torch.randint(-3, 4, wanted))
-        self._rooms.append((room, room.clone()))
-        return inside
-
-    def ints(self, values: list[int]) -> Tensor:
-        """Int64 values of which one may be very wrong."""
-        if values and self.rarely():
-            values[self._random.randrange(len(values))] = self._random.choice(ODD_INTS)
-        made = torch.tensor(values, dtype=torch.int64)
-        return made.int() if self.rarely() else made
-
-    def choice(self, dtypes: tuple[torch.dtype, ...] = DTYPES[:2]) -> torch.dtype:
-        return self._random.choice(dtypes)
-
-    def check_canaries(self, *, unchanged: bool = False) -> None:
-        """Nothing but the tensors was written; ``unchanged``: nor were they."""
-        for room, before in self._rooms:
-            assert (room[:128] == CANARY).all() and (room[-128:] == CANARY).all(), "out of bounds"
-            assert not unchanged or torch.equal(room, before), "a refused call has written"
-        self._rooms.clear()
-
-    def rows(self, num_rows: int, width: int, dtype: torch.dtype) -> QuantizedRows:
-        scale = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
-        q_TK = self.tensor(num_rows, width, dtype=torch.int8)
-        return QuantizedRows(q_TK, self.tensor(num_rows, 1, dtype=scale), dtype)
+class Attacker(Arguments):
+    """Calls with random arguments."""
 
     def norm(self, kernels: NativeKernels) -> None:
         num_rows, width, dtype = self.size(), self.size(), self.choice()
@@ -195,10 +142,22 @@ class Attacker:
         if x_TV.dtype in DTYPES[:2]:  # others are torch's own
             assert len(kernels.draw(x_TV, inverse_T, uniform_T)) == num_found
 
+    def arena(
+        self, groups: int, dim: int, dtype: torch.dtype, num_int8: int
+    ) -> tuple[Tensor, Int8Entries | None]:
+        """``NUM_SLOTS`` entries of which the last ``num_int8`` are in int8, or nearly so."""
+        if self.rarely():
+            num_int8 = 0 if num_int8 else NUM_INT8
+        kv_SPD = self.tensor(NUM_SLOTS - num_int8, 2 * groups, dim, dtype=dtype)
+        if not num_int8:
+            return kv_SPD, None
+        q_SPD = self.tensor(num_int8, 2 * groups, dim, dtype=torch.int8)
+        return kv_SPD, Int8Entries(q_SPD, self.tensor(num_int8, 2 * groups))
+
     def plan(
-        self, kernels: NativeKernels, dtype: torch.dtype, groups: int, dim: int
+        self, kernels: NativeKernels, dtype: torch.dtype, groups: int, dim: int, num_int8: int
     ) -> tuple[AttentionPlan, int, int]:
-        """A plan of some requests over ``NUM_SLOTS``, their tokens and the query heads."""
+        """A plan of some requests over ``NUM_SLOTS``, their tokens and the query heads; its tables change later."""
         heads = groups * self._random.choice((1, 2, 3, 5))
         queries = [self._random.choice((1, 1, 2, 40)) for _ in range(self.size() % 4)]
         keys = [self._random.randrange(0, NUM_SLOTS) for _ in queries]
@@ -219,38 +178,46 @@ class Attacker:
         plan = kernels.plan_attention(
             batch,
             num_slots=NUM_SLOTS,
+            num_int8=num_int8,
             num_heads=heads,
             num_kv_heads=groups,
             head_dim=dim,
             scale=0.1,
             dtype=dtype,
-            window=self._random.choice((None, 1, 30, 2**62)),
+            window=self._random.choice((None, 0, 1, 30, 2**62)),
             num_observed_B=self.ints([self._random.choice((0, 1, 7, 2**62)) for _ in queries]),
         )
+        for table in (batch.slots_RN, positions, batch.query_rows_T):
+            if table is not None:
+                table.fill_(self._random.choice((-1, 2**30)))
         return plan, num_tokens, heads
 
     def attention(self, kernels: NativeKernels) -> None:
         groups, dim = self._random.choice((1, 2, 3)), self._random.choice((1, 2, 20, 32, 64))
         dtype = self.choice()
-        plan, num_tokens, heads = self.plan(kernels, dtype, groups, dim)
+        num_int8 = self._random.choice((0, 0, 1, NUM_INT8))
+        plan, num_tokens, heads = self.plan(kernels, dtype, groups, dim, num_int8)
+        kv_SPD, int8 = self.arena(groups, dim, dtype, num_int8)
         q_THD = self.tensor(num_tokens, heads, dim, dtype=dtype)
-        kv_SPD = self.tensor(NUM_SLOTS, 2 * groups, dim, dtype=dtype)
         out_TA = self.tensor(num_tokens, heads * dim, dtype=dtype)
         received = self.tensor(plan.received_size) if self.size() < 8 else None
-        kernels.attention(q_THD, kv_SPD, plan, out=out_TA, received=received)
+        kernels.attention(q_THD, kv_SPD, plan, out=out_TA, received=received, int8=int8)
 
     def attend(self, kernels: NativeKernels) -> None:
         groups, dim = self._random.choice((1, 2, 3)), self._random.choice((2, 6, 20, 32, 64))
         dtype = self.choice()
-        plan, num_tokens, heads = self.plan(kernels, dtype, groups, dim)
+        num_int8 = self._random.choice((0, 0, 1, NUM_INT8))
+        plan, num_tokens, heads = self.plan(kernels, dtype, groups, dim, num_int8)
+        kv_SPD, int8 = self.arena(groups, dim, dtype, num_int8)
         slots = [self._random.randrange(NUM_SLOTS) for _ in range(num_tokens)]
         kernels.attend(
             self.tensor(num_tokens, (heads + 2 * groups) * dim, dtype=dtype),
             self.tensor(num_tokens, dim, dtype=dtype),
             self.tensor(num_tokens, dim, dtype=dtype),
             self.ints(slots),
-            self.tensor(NUM_SLOTS, 2 * groups, dim, dtype=dtype),
+            kv_SPD,
             plan,
+            int8=int8,
             out=self.tensor(num_tokens, heads * dim, dtype=dtype) if self.size() < 33 else None,
             received=self.tensor(plan.received_size) if self.size() < 8 else None,
         )

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.tasks.jobs import compose_config
 from tokenrouter import kernels
 from tokenrouter.kernels import NativeKernels, select
 from tokenrouter.kernels.native import build
+from tokenrouter.tasks.checks import check_config
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,7 +63,9 @@ def test_auto_is_native_where_it_has_the_dtype() -> None:
     assert select("reference").name == "reference"
     for dtype in (torch.float16, torch.float64):
         assert select("auto", dtype=dtype).name == "reference"
-        with pytest.raises(ValueError, match=f"not {dtype}; use kernels=reference or auto"):
+        with pytest.raises(
+            ValueError, match=rf"not {dtype}; use kernels\.backend=reference or auto"
+        ):
             select("native", dtype=dtype)
 
 
@@ -78,6 +82,17 @@ def test_the_instruction_set_can_be_limited_and_put_back(native: NativeKernels) 
         used = native.limit_isa(name)
         assert used == native.isa == min(name, best, key=order.index)
     assert native.limit_isa(best) == best
+
+
+def test_a_backend_that_there_is_not_is_refused_before_the_model_is_loaded() -> None:
+    """A misspelt ``kernels.backend``, named only when the model has been loaded, by an error without the option."""
+    cfg = compose_config("debug=tiny", "kernels.backend=nativ")
+    with pytest.raises(
+        ValueError, match=r"kernels\.backend=nativ is no backend; .*auto.*=native\?"
+    ):
+        check_config(cfg)
+    for backend in kernels.BACKENDS:
+        check_config(compose_config("debug=tiny", f"kernels.backend={backend}"))
 
 
 @pytest.fixture
@@ -122,7 +137,7 @@ def test_no_ninja(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setattr(cpp_extension, "is_ninja_available", lambda: False)
     with pytest.raises(build.NativeUnavailable, match="ninja is missing: pip install ninja"):
-        build.load.__wrapped__()
+        build.attempt()
 
 
 def test_a_killed_build_blocks_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -144,8 +159,8 @@ def test_a_killed_build_blocks_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path:
         (Path(options["build_directory"]) / f"{name}.so").write_bytes(whole)
 
     monkeypatch.setattr(cpp_extension, "load", compile_it)
-    assert build.load.__wrapped__().isa() and builds == [[]], "nothing of the killed one is left"
-    assert build.load.__wrapped__().isa() and len(builds) == 1, "a whole one is not built again"
+    assert build.attempt().isa() and builds == [[]], "nothing of the killed one is left"
+    assert build.attempt().isa() and len(builds) == 1, "a whole one is not built again"
 
 
 def test_no_compiler(tmp_path: Path) -> None:
@@ -176,11 +191,11 @@ def test_a_build_that_fails(tmp_path: Path) -> None:
 def test_a_second_process_loads_what_the_first_built(native: NativeKernels) -> None:
     """A minute of compiling at every start."""
     library = Path(native._module.__file__)
-    before = {path: path.stat().st_mtime_ns for path in library.parent.glob("*.[so]*")}
+    before = {path: path.stat().st_mtime_ns for path in library.parent.glob("*.[sd]*")}
     assert library in before
     code = "from tokenrouter.kernels import select; print(select('native')._module.__file__)"
     assert in_a_new_process(code) == str(library)
-    assert {path: path.stat().st_mtime_ns for path in library.parent.glob("*.[so]*")} == before
+    assert {path: path.stat().st_mtime_ns for path in library.parent.glob("*.[sd]*")} == before
 
 
 def test_the_fingerprint_follows_the_sources(

@@ -64,7 +64,7 @@ def select(backend: str = "auto", *, dtype: torch.dtype = torch.bfloat16) -> Ker
         return ReferenceKernels()
     if dtype not in NATIVE_DTYPES:
         raise ValueError(
-            f"the native kernels have bfloat16 and float32, not {dtype}; use kernels=reference or auto"
+            f"the native kernels have bfloat16 and float32, not {dtype}; use kernels.backend=reference or auto"
         )
     if backend == "native":
         return NativeKernels(build.load())

@@ -4,7 +4,14 @@ T rows (tokens), E features, K inputs and N outputs of a product, J = 2 I fused 
 q, k, v, H query heads, G key heads, D head size, S slots, P = 2 G planes of an entry (key heads, then value heads).
 
 ``kernels/<op>/reference.py`` defines each operator in torch. ``out``, where an operator takes it, is the tensor that it
-writes its result to and returns; it must not overlap an input, and without it a new one is made.
+writes its result to and returns; it must not overlap an input, and without it a new one is made. ``accumulate`` adds to
+``out``, so it needs one.
+
+Every backend raises ValueError, before anything is written, for rows, weights, biases, scales and results of products
+that do not fit each other, for packed weights of another format or backend, and for ``accumulate`` without ``out``. The
+native one also checks every dtype, stride and device, and raises IndexError for rows and slots outside of their tables.
+Rows that are quantised, or multiplied by int8 weights, hold finite numbers or NaN: what becomes of a row with an
+infinity is left open.
 """
 
 from abc import ABC, abstractmethod
@@ -69,6 +76,9 @@ class KernelSet(ABC):
         """Packs weights of any float dtype for ``matmul``; the originals are not modified.
 
         ``gated`` weights are gate rows, then as many up rows: products return ``silu(gate) * up``, ``[T, N / 2]``.
+
+        Raises:
+            ValueError: no outputs or no inputs, a bias that is not ``[N]``, or an odd number of gated rows.
         """
 
     @abstractmethod
@@ -80,13 +90,17 @@ class KernelSet(ABC):
         out: Tensor | None = None,
         accumulate: bool = False,
     ) -> Tensor:
-        """``x @ weight.T + bias`` in the weight's dtype; ``accumulate`` adds it to ``out``."""
+        """``x @ weight.T + bias`` in the weight's dtype."""
 
     @abstractmethod
     def pack_int8(
         self, weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False
     ) -> PackedWeights:
-        """Quantises weights per output channel and packs them for ``int8_matmul`` and ``int8_weight_matmul``."""
+        """Quantises weights per output channel and packs them for ``int8_matmul`` and ``int8_weight_matmul``.
+
+        Raises:
+            ValueError: as ``pack_matmul``, and for more than 133,144 inputs, whose sums may leave int32.
+        """
 
     @abstractmethod
     def int8_matmul(
@@ -196,7 +210,7 @@ class KernelSet(ABC):
         """Prepares one forward's attention, for all layers of one slot table and window.
 
         Args:
-            batch: the requests of the forward; its slot table must stay as it is until the last run.
+            batch: the requests of the forward; the plan copies what it needs, so that a later change has no effect.
             num_slots: rows of the arena, the null slot included, which is the last full one: zero, for padding; those
                 in int8 behind it.
             num_int8: how many of them are in int8.
@@ -205,9 +219,13 @@ class KernelSet(ABC):
             head_dim: size of a head.
             scale: softmax scale.
             dtype: of queries and arena.
-            window: a query sees only keys with ``query - key < window``; None: all earlier keys.
+            window: a query sees only keys with ``query - key < window``, 1 or more; None: all earlier keys. It never
+                sees a later one, also where it is the request's only query.
             num_observed_B: int64, the last queries of each request whose attention ``attention`` can report, 0 for
                 none; None: none of any request.
+
+        Raises:
+            ValueError: a window below 1, or no full slot.
         """
 
     @abstractmethod
@@ -234,6 +252,9 @@ class KernelSet(ABC):
 
         Returns:
             A ``[T, H * D]`` tensor of the queries' dtype.
+
+        Raises:
+            ValueError: the arena has other numbers of full and int8 entries than the plan is for.
         """
 
     def attend(

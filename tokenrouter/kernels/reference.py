@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tokenrouter.kernels.attention import reference as attention_reference
 from tokenrouter.kernels.base import KernelSet
+from tokenrouter.kernels.checks import check_packed
 from tokenrouter.kernels.draw import reference as draw_reference
 from tokenrouter.kernels.int8_matmul import reference as int8_matmul_reference
 from tokenrouter.kernels.int8_weight_matmul import reference as int8_weight_matmul_reference
@@ -17,7 +18,13 @@ from tokenrouter.kernels.rope_store_kv import reference as rope_store_kv_referen
 from tokenrouter.kernels.routed_matmul import reference as routed_matmul_reference
 from tokenrouter.kernels.row_max import reference as row_max_reference
 from tokenrouter.kernels.silu_mul import reference as silu_mul_reference
-from tokenrouter.kernels.values import AttentionPlan, Int8Entries, PackedWeights, QuantizedRows
+from tokenrouter.kernels.values import (
+    AttentionPlan,
+    Int8Entries,
+    PackedWeights,
+    Product,
+    QuantizedRows,
+)
 from tokenrouter.types import AttentionBatch
 
 PackedInt8 = int8_matmul_reference.PackedInt8
@@ -78,7 +85,7 @@ class ReferenceKernels(KernelSet):
         accumulate: bool = False,
     ) -> Tensor:
         """See KernelSet."""
-        dense = cast(PackedMatmul, packed)
+        dense = check_packed(Product.DENSE, packed, PackedMatmul)
         return matmul_reference.matmul(x_TK, dense, out=out, accumulate=accumulate)
 
     def pack_int8(
@@ -96,7 +103,7 @@ class ReferenceKernels(KernelSet):
         accumulate: bool = False,
     ) -> Tensor:
         """See KernelSet."""
-        int8 = cast(PackedInt8, packed)
+        int8 = check_packed(Product.INT8, packed, PackedInt8)
         return int8_matmul_reference.int8_matmul(rows, int8, out=out, accumulate=accumulate)
 
     def int8_weight_matmul(
@@ -108,8 +115,9 @@ class ReferenceKernels(KernelSet):
         accumulate: bool = False,
     ) -> Tensor:
         """See KernelSet."""
+        int8 = check_packed(Product.INT8_WEIGHT, packed, PackedInt8)
         return int8_weight_matmul_reference.int8_weight_matmul(
-            x_TK, cast(PackedInt8, packed), out=out, accumulate=accumulate
+            x_TK, int8, out=out, accumulate=accumulate
         )
 
     def routed_matmul(
@@ -123,13 +131,11 @@ class ReferenceKernels(KernelSet):
         accumulate: bool = False,
     ) -> Tensor:
         """See KernelSet."""
+        if not isinstance(high, PackedInt8):
+            high = check_packed(Product.DENSE, high, PackedMatmul)
+        low_int8 = check_packed(Product.INT8, low_packed, PackedInt8)
         return routed_matmul_reference.routed_matmul(
-            high_TK,
-            cast(PackedMatmul | PackedInt8, high),
-            low,
-            cast(PackedInt8, low_packed),
-            out=out,
-            accumulate=accumulate,
+            high_TK, high, low, low_int8, out=out, accumulate=accumulate
         )
 
     def rope_store_kv(

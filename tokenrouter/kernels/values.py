@@ -35,12 +35,6 @@ def scale_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
 
 
-def check_gated(weight_NK: Tensor) -> None:
-    """Raises ValueError when ``weight_NK`` cannot be gate rows and as many up rows."""
-    if weight_NK.shape[0] % 2:
-        raise ValueError(f"gated weights need an even number of rows, got {weight_NK.shape[0]}")
-
-
 class Int8Entries(NamedTuple):
     """KV entries in int8: ``q_SPD`` int8, ``scale_SP`` float32 per plane. They are numbered on from the full ones.
 

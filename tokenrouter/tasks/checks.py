@@ -8,6 +8,7 @@ from typing import Any
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from tokenrouter.kernels import BACKENDS
 from tokenrouter.tasks import groups
 
 _HINTS = {"model.name": "<hub name, local folder or .gguf file>"}
@@ -22,7 +23,7 @@ def check_config(cfg: DictConfig) -> None:
 
     Raises:
         ValueError: a mandatory value is missing, an option is unknown to the target that it is for or, where a part has
-            none, to ``groups.KEYS``, or ``evaluation.num_repeats`` is below 1.
+            none, to ``groups.KEYS``, ``kernels.backend`` names none, or ``evaluation.num_repeats`` is below 1.
     """
     if missing := sorted(OmegaConf.missing_keys(cfg)):
         wanted = " ".join(f"{key}={_HINTS.get(key, '<value>')}" for key in missing)
@@ -35,6 +36,12 @@ def check_config(cfg: DictConfig) -> None:
         check_options(path, map(str, node), target)
     for path, known in groups.KEYS.items():
         _refuse_unknown(path, map(str, cfg[path]), list(known), owner=path)
+    if (backend := cfg.kernels.backend) not in BACKENDS:
+        close = difflib.get_close_matches(str(backend), BACKENDS, n=1)
+        meant = f"; did you mean kernels.backend={close[0]}?" if close else ""
+        raise ValueError(
+            f"kernels.backend={backend} is no backend; choose one of: {', '.join(BACKENDS)}{meant}"
+        )
     num_repeats = cfg.evaluation.num_repeats
     if not isinstance(num_repeats, int) or num_repeats < 1:
         raise ValueError(

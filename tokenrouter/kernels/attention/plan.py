@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tokenrouter.kernels.checks import check_plan
 from tokenrouter.types import AttentionBatch
 
 GROUP_WASTE_KEYS = 400  # padding that costs as much as one more call
@@ -51,13 +52,18 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferencePlan:
-    """The calls that cover every query of a forward once; ``in_order`` when their rows follow each other from 0."""
+    """The calls that cover every query of a forward once; ``in_order`` when their rows follow each other from 0.
+
+    It is for an arena of ``num_full`` entries and ``num_int8`` in int8, and holds nothing of the batch's tensors.
+    """
 
     calls: tuple[Call, ...]
     spans: tuple[Span, ...]
     scale: float
     in_order: bool
     window: int | None
+    num_full: int
+    num_int8: int
 
     @property
     def received_size(self) -> int:
@@ -75,7 +81,8 @@ def plan(
     num_observed_B: Tensor | None = None,
     num_int8: int = 0,
 ) -> ReferencePlan:
-    """Groups the requests of ``batch`` into calls; arguments as in ``KernelSet.plan_attention``."""
+    """Groups the requests of ``batch`` into calls; arguments and errors as in ``KernelSet.plan_attention``."""
+    check_plan(window, num_slots, num_int8)
     num_full = num_slots - num_int8
     spans = _spans(batch, num_observed_B, num_full)
     alone = [_runs_alone(span) for span in spans]
@@ -96,11 +103,13 @@ def plan(
         scale=scale,
         in_order=_covers_in_order(calls),
         window=window,
+        num_full=num_full,
+        num_int8=num_int8,
     )
 
 
 def _spans(batch: AttentionBatch, num_observed_B: Tensor | None, num_full: int) -> list[Span]:
-    spans, offset = [], 0
+    spans, offset, query_rows_T = [], 0, batch.query_rows_T.clone()
     observed_B = torch.zeros_like(batch.row_B) if num_observed_B is None else num_observed_B
     for queries, start, row, keys, observed in zip(
         batch.num_queries_B.tolist(),
@@ -110,14 +119,14 @@ def _spans(batch: AttentionBatch, num_observed_B: Tensor | None, num_full: int) 
         observed_B.tolist(),
         strict=True,
     ):
-        slots_K = batch.slots_RN[row, :keys]
+        slots_K = batch.slots_RN[row, :keys].clone()
         positions_RN = batch.positions_RN
         spans.append(
             Span(
-                query_index_Q=batch.query_rows_T[offset : offset + queries],
+                query_index_Q=query_rows_T[offset : offset + queries],
                 query_start=start,
                 slots_K=slots_K,
-                key_positions_K=None if positions_RN is None else positions_RN[row, :keys],
+                key_positions_K=None if positions_RN is None else positions_RN[row, :keys].clone(),
                 first_slot=_first_of_run(slots_K, num_full),
                 num_observed=min(observed, queries),
             )
@@ -160,7 +169,8 @@ def _rows(index_Q: Tensor) -> Tensor | slice:
 def _single(span: Span, window: int | None, dtype: torch.dtype) -> Call:
     num_queries, num_keys = span.query_index_Q.shape[0], span.slots_K.shape[0]
     in_place = span.first_slot >= 0
-    causal = num_queries == num_keys and span.query_start == 0 and window is None
+    square = num_queries == num_keys and span.query_start == 0 and window is None
+    causal = square and _last_position(span) == num_keys - 1
     mask = None if causal else visible(span, window)
     return Call(
         rows=_rows(span.query_index_Q),
@@ -174,7 +184,8 @@ def _single(span: Span, window: int | None, dtype: torch.dtype) -> Call:
 def visible(span: Span, window: int | None) -> Tensor | None:
     """Visible keys per query ``[Q, K]``, or None when every key is visible to every query."""
     num_queries, num_keys = span.query_index_Q.shape[0], span.slots_K.shape[0]
-    if num_queries == 1 and (window is None or span.query_start < window):
+    in_window = window is None or span.query_start < window
+    if num_queries == 1 and in_window and _last_position(span) <= span.query_start:
         return None
     device = span.slots_K.device
     key_K = (
@@ -187,6 +198,13 @@ def visible(span: Span, window: int | None) -> Tensor | None:
     ]
     mask = key_K <= query_Q1
     return mask if window is None else mask & (query_Q1 - key_K < window)
+
+
+def _last_position(span: Span) -> int:
+    """Of its entries; -1 where it has none."""
+    if span.key_positions_K is None or not len(span.slots_K):
+        return len(span.slots_K) - 1
+    return int(span.key_positions_K[-1])
 
 
 def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:

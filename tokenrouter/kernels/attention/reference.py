@@ -23,11 +23,17 @@ def run(
     received: Tensor | None = None,
     int8: Int8Entries | None = None,
 ) -> Tensor:
-    """Attention of every query over its request's entries; arguments as in ``KernelSet.attention``."""
+    """Attention of every query over its request's entries; arguments and errors as in ``KernelSet.attention``."""
+    found = 0 if int8 is None else len(int8.q_SPD)
+    if (len(kv_SPD), found) != (plan.num_full, plan.num_int8):
+        raise ValueError(
+            f"kv has another size than planned: the plan is for {plan.num_full} full entries and {plan.num_int8} in "
+            f"int8, got {len(kv_SPD)} and {found}"
+        )
     if received is not None:
         _observe(q_THD, kv_SPD, int8, plan, received)
     results = [_run_call(call, q_THD, kv_SPD, int8, plan.scale) for call in plan.calls]
-    if plan.in_order and out is None:
+    if plan.in_order and results and out is None:
         return (results[0] if len(results) == 1 else torch.cat(results)).flatten(1)
     out = q_THD.new_empty(q_THD.shape[0], q_THD.shape[1] * q_THD.shape[2]) if out is None else out
     out_THD = out.view(q_THD.shape)

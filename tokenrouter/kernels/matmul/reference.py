@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokenrouter.kernels.checks import check_product, check_weights
 from tokenrouter.kernels.silu_mul.reference import silu_mul
-from tokenrouter.kernels.values import check_gated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +33,11 @@ class PackedMatmul:
     blocked: bool
     gated: bool = False
 
+    @property
+    def num_outputs(self) -> int:
+        """Of the product: ``N``, or half of it when gated."""
+        return self.weight.shape[0] // (2 if self.gated else 1)
+
 
 @cache
 def _blocked_linear() -> Callable[..., Tensor]:
@@ -50,9 +55,12 @@ def _can_block(weight_NK: Tensor) -> bool:
 
 
 def pack(weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False) -> PackedMatmul:
-    """Packs ``weight_NK`` (any float dtype) for ``matmul``; the original is not modified."""
-    if gated:
-        check_gated(weight_NK)
+    """Packs ``weight_NK`` (any float dtype) for ``matmul``; the original is not modified.
+
+    Raises:
+        ValueError: see ``checks.check_weights``.
+    """
+    check_weights(weight_NK, bias_N, gated=gated)
     if _can_block(weight_NK):
         blocked = torch.ops.mkldnn._reorder_linear_weight(weight_NK.contiguous(), None)
         return PackedMatmul(weight=blocked, bias_N=bias_N, blocked=True, gated=gated)
@@ -62,7 +70,14 @@ def pack(weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False) -> Pa
 def matmul(
     x_TK: Tensor, packed: PackedMatmul, *, out: Tensor | None = None, accumulate: bool = False
 ) -> Tensor:
-    """``x_TK`` (the weight's dtype) times the packed weight: ``[T, N]``, new, into or onto ``out``."""
+    """``x_TK`` (the weight's dtype) times the packed weight: ``[T, N]``, new, into or onto ``out``.
+
+    Raises:
+        ValueError: rows of another width or dtype, ``out`` of another shape, or ``accumulate`` without it.
+    """
+    check_product(x_TK, packed.weight.shape[1], packed.num_outputs, out, accumulate)
+    if x_TK.dtype != packed.weight.dtype:
+        raise ValueError(f"{packed.weight.dtype} weights need rows of it, got {x_TK.dtype}")
     if packed.blocked:
         y_TN: Tensor = _blocked_linear()(x_TK, packed.weight, packed.bias_N, "none", [], "")
     else:

@@ -1,4 +1,5 @@
 // Python's view of RoPE with the KV write, and of attention: a plan, made once per forward and run once per layer.
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -65,30 +66,31 @@ void rope(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor&
 
 constexpr int64_t kMaxPosition = int64_t(1) << 60;  // sums of positions and counts stay below 2^63
 
-// A plan and the tensors that it points into.
-class Plan {
-  public:
-    Plan(const Tensor& query_rows, const Tensor& num_queries, const Tensor& query_start, const Tensor& row,
-         const Tensor& num_keys, const Tensor& slots, const std::optional<Tensor>& positions, int64_t num_slots,
-         int64_t num_heads, int64_t num_groups, int64_t head_dim, double scale, int64_t window, bool bf16,
-         const std::optional<Tensor>& num_observed)
-        : query_rows_(query_rows), slots_(slots), positions_(positions), num_slots_(num_slots) {
-        TORCH_CHECK_VALUE(num_groups > 0 && num_heads > 0 && num_heads % num_groups == 0 && head_dim > 0,
-                          num_heads, " query heads of size ", head_dim, " cannot share ", num_groups, " key heads");
-        TORCH_CHECK_VALUE(scale > 0, "the softmax scale must be positive, got ", scale);
-        TORCH_CHECK_VALUE(window >= 0, "window must not be negative");
-        const int64_t count = num_queries.numel();
+// The requests of a forward, as Python gives them.
+struct Batch {
+    const Tensor &query_rows, &num_queries, &query_start, &row, &num_keys, &slots;
+    const std::optional<Tensor>&positions, &num_observed;
+
+    int64_t size() const { return num_queries.numel(); }
+
+    int64_t keys(int64_t i) const { return num_keys.data_ptr<int64_t>()[i]; }
+
+    const int64_t* row_of(const Tensor& table, int64_t i) const {
+        return table.data_ptr<int64_t>() + row.data_ptr<int64_t>()[i] * table.size(1);
+    }
+
+    void check() const {
         for (const auto& [t, name] : {std::pair{&query_rows, "query_rows"}, std::pair{&num_queries, "num_queries"},
                                       std::pair{&query_start, "query_start"}, std::pair{&row, "row"},
                                       std::pair{&num_keys, "num_keys"}, std::pair{&slots, "slots"}}) {
             check_dtype(*t, at::kLong, name);
             check_contiguous(*t, name);
-            if (t != &query_rows && t != &slots) check_shape(*t, {count}, name);
+            if (t != &query_rows && t != &slots) check_shape(*t, {size()}, name);
         }
         if (num_observed) {
             check_dtype(*num_observed, at::kLong, "num_observed");
             check_contiguous(*num_observed, "num_observed");
-            check_shape(*num_observed, {count}, "num_observed");
+            check_shape(*num_observed, {size()}, "num_observed");
         }
         TORCH_CHECK_VALUE(slots.dim() == 2, "slots must be [rows, entries], got ", slots.sizes());
         if (positions) {
@@ -96,29 +98,66 @@ class Plan {
             check_shape(*positions, slots.sizes(), "positions");
             check_contiguous(*positions, "positions");
         }
-        num_tokens_ = query_rows.numel();
-        check_rows_partition();
-        std::vector<AttentionRequest> requests;
-        int64_t at = 0;
-        for (int64_t i = 0; i < count; ++i) {
-            const int64_t queries = num_queries.data_ptr<int64_t>()[i], keys = num_keys.data_ptr<int64_t>()[i];
-            const int64_t r = row.data_ptr<int64_t>()[i], start = query_start.data_ptr<int64_t>()[i];
+        for (int64_t i = 0; i < size(); ++i) {
+            const int64_t r = row.data_ptr<int64_t>()[i];
             TORCH_CHECK_INDEX(r >= 0 && r < slots.size(0), "row ", r, " is outside the slot table");
-            TORCH_CHECK_INDEX(keys >= 0 && keys <= slots.size(1), keys, " keys are more than the slot table holds");
-            TORCH_CHECK_VALUE(queries >= 1 && queries <= num_tokens_ - at && start >= 0 && start <= kMaxPosition,
-                              "request ", i, " has ", queries, " queries from position ", start, "; ",
-                              num_tokens_ - at, " rows are left");
-            const int64_t observed = num_observed ? num_observed->data_ptr<int64_t>()[i] : 0;
-            TORCH_CHECK_VALUE(observed >= 0, "num_observed must not be negative, got ", observed);
-            const int64_t* first_slot = slots.data_ptr<int64_t>() + r * slots.size(1);
-            check_slots(first_slot, keys, num_slots);
-            requests.push_back({query_rows.data_ptr<int64_t>() + at, queries, start, first_slot,
-                                positions ? positions->data_ptr<int64_t>() + r * slots.size(1) : nullptr, keys, observed, 0});
-            at += queries;
+            TORCH_CHECK_INDEX(keys(i) >= 0 && keys(i) <= slots.size(1), keys(i),
+                              " keys are more than the slot table holds");
         }
-        TORCH_CHECK_VALUE(at == num_tokens_, "requests have ", at, " queries, there are ", num_tokens_, " rows");
-        shape_ = {num_heads, num_groups, head_dim, float(scale), window, bf16};
-        plan_ = std::make_unique<AttentionPlan>(shape_, std::move(requests));
+    }
+};
+
+// Indices that a plan has copied: what becomes of the caller's tensors has no effect on its runs. The memory goes from one
+// plan of a thread to the next.
+class Indices {
+  public:
+    explicit Indices(int64_t size) : held_(std::move(spare())) {
+        if (int64_t(held_.size()) < size) held_.resize(size_t(size));
+    }
+
+    ~Indices() {
+        if (held_.size() > spare().size()) spare() = std::move(held_);
+    }
+
+    Indices(const Indices&) = delete;
+    Indices& operator=(const Indices&) = delete;
+
+    const int64_t* copy(const int64_t* from, int64_t count) {
+        int64_t* to = held_.data() + used_;
+        std::copy_n(from, count, to);
+        used_ += count;
+        return to;
+    }
+
+  private:
+    std::vector<int64_t> held_;
+    int64_t used_ = 0;
+
+    static std::vector<int64_t>& spare() {
+        static thread_local std::vector<int64_t> of_thread;
+        return of_thread;
+    }
+};
+
+class Plan {
+  public:
+    Plan(const Tensor& query_rows, const Tensor& num_queries, const Tensor& query_start, const Tensor& row,
+         const Tensor& num_keys, const Tensor& slots, const std::optional<Tensor>& positions, int64_t num_slots,
+         int64_t num_int8, int64_t num_heads, int64_t num_groups, int64_t head_dim, double scale, int64_t window,
+         bool bf16, const std::optional<Tensor>& num_observed)
+        : num_slots_(num_slots), num_int8_(num_int8),
+          shape_{num_heads, num_groups, head_dim, float(scale), window, bf16} {
+        TORCH_CHECK_VALUE(num_groups > 0 && num_heads > 0 && num_heads % num_groups == 0 && head_dim > 0,
+                          num_heads, " query heads of size ", head_dim, " cannot share ", num_groups, " key heads");
+        TORCH_CHECK_VALUE(scale > 0, "the softmax scale must be positive, got ", scale);
+        TORCH_CHECK_VALUE(window >= 0, "window must not be negative");
+        const Batch batch{query_rows, num_queries, query_start, row, num_keys, slots, positions, num_observed};
+        batch.check();
+        num_tokens_ = query_rows.numel();
+        int64_t keys = 0;
+        for (int64_t i = 0; i < batch.size(); ++i) keys += batch.keys(i);
+        indices_ = std::make_unique<Indices>(num_tokens_ + keys * (positions ? 2 : 1));
+        plan_ = std::make_unique<AttentionPlan>(shape_, requests_of(batch));
     }
 
     void run(const Tensor& q, const Tensor& kv, const Tensor& out, const std::optional<Tensor>& received,
@@ -136,8 +175,10 @@ class Plan {
                           "q must have neighbouring heads, got strides ", q.strides());
         const KvMemory memory = kv_memory(kv, int8, scales, dtype);
         check_shape(kv, {kv.size(0), 2 * shape_.num_groups, dim}, "kv");
-        TORCH_CHECK_VALUE(num_slots(kv, int8) == num_slots_, "kv has another size than planned: the plan is for ", num_slots_, " slots, got ", kv.size(0),
-                          " entries and ", num_slots(kv, int8) - kv.size(0), " in int8");
+        const int64_t found = num_slots(kv, int8) - kv.size(0);
+        TORCH_CHECK_VALUE(kv.size(0) == num_slots_ - num_int8_ && found == num_int8_,
+                          "kv has another size than planned: the plan is for ", num_slots_ - num_int8_,
+                          " full entries and ", num_int8_, " in int8, got ", kv.size(0), " and ", found);
         check_dtype(out, dtype, "out");
         check_shape(out, {num_tokens_, heads * dim}, "out");
         check_contiguous(out, "out");
@@ -166,17 +207,42 @@ class Plan {
     int64_t received_size() const { return plan_->received_size(); }
 
   private:
-    Tensor query_rows_, slots_, q_;
-    std::optional<Tensor> positions_;
-    int64_t num_slots_, num_tokens_ = 0;
-    AttentionShape shape_{};
+    Tensor q_;
+    int64_t num_slots_, num_int8_, num_tokens_ = 0;
+    AttentionShape shape_;
+    std::unique_ptr<Indices> indices_;
     std::unique_ptr<AttentionPlan> plan_;
 
+    // Copies what the requests point to.
+    std::vector<AttentionRequest> requests_of(const Batch& batch) {
+        const int64_t* query_rows = indices_->copy(batch.query_rows.data_ptr<int64_t>(), num_tokens_);
+        check_rows_partition(query_rows);
+        std::vector<AttentionRequest> requests;
+        int64_t at = 0;
+        for (int64_t i = 0; i < batch.size(); ++i) {
+            const int64_t queries = batch.num_queries.data_ptr<int64_t>()[i];
+            const int64_t start = batch.query_start.data_ptr<int64_t>()[i], keys = batch.keys(i);
+            TORCH_CHECK_VALUE(queries >= 1 && queries <= num_tokens_ - at && start >= 0 && start <= kMaxPosition,
+                              "request ", i, " has ", queries, " queries from position ", start, "; ",
+                              num_tokens_ - at, " rows are left");
+            const int64_t observed = batch.num_observed ? batch.num_observed->data_ptr<int64_t>()[i] : 0;
+            TORCH_CHECK_VALUE(observed >= 0, "num_observed must not be negative, got ", observed);
+            const int64_t* slots = indices_->copy(batch.row_of(batch.slots, i), keys);
+            check_slots(slots, keys, num_slots_);
+            const int64_t* positions =
+                batch.positions ? indices_->copy(batch.row_of(*batch.positions, i), keys) : nullptr;
+            requests.push_back({query_rows + at, queries, start, slots, positions, keys, observed, 0});
+            at += queries;
+        }
+        TORCH_CHECK_VALUE(at == num_tokens_, "requests have ", at, " queries, there are ", num_tokens_, " rows");
+        return requests;
+    }
+
     // Every row is written once.
-    void check_rows_partition() const {
+    void check_rows_partition(const int64_t* query_rows) const {
         std::vector<bool> seen(static_cast<size_t>(num_tokens_));
         for (int64_t i = 0; i < num_tokens_; ++i) {
-            const int64_t row = query_rows_.data_ptr<int64_t>()[i];
+            const int64_t row = query_rows[i];
             TORCH_CHECK_INDEX(row >= 0 && row < num_tokens_, "query row ", row, " is outside the ", num_tokens_,
                               " tokens");
             TORCH_CHECK_VALUE(!seen[size_t(row)], "query row ", row, " belongs to two queries");
@@ -191,8 +257,8 @@ void bind_attention(pybind11::module_& m) {
     m.def("rope_store_kv", &rope);
     pybind11::class_<Plan>(m, "AttentionPlan")
         .def(pybind11::init<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                            const std::optional<Tensor>&, int64_t, int64_t, int64_t, int64_t, double, int64_t, bool,
-                            const std::optional<Tensor>&>())
+                            const std::optional<Tensor>&, int64_t, int64_t, int64_t, int64_t, int64_t, double, int64_t,
+                            bool, const std::optional<Tensor>&>())
         .def("run", &Plan::run)
         .def("attend", &Plan::attend)
         .def_property_readonly("received_size", &Plan::received_size);

@@ -12,6 +12,7 @@ namespace tr {
 namespace {
 
 QuantizedOut quantized_out(const Tensor& q, const Tensor& scale, const Tensor& x, int64_t rows, int64_t width) {
+    TORCH_CHECK_VALUE(width > 0, "x needs at least one feature, got shape ", x.sizes());
     check_dtype(q, at::kChar, "q");
     check_rows(q, "q");
     check_shape(q, {rows, width}, "q");

@@ -1,18 +1,17 @@
 """Builds the native operators once, by torch's extension builder, and loads them.
 
 The library lies under torch's extension folder (TORCH_EXTENSIONS_DIR, by default in the user's cache), in a folder
-named by the hash of sources, flags, torch and Python: other sources or another torch build another one. A library that
-is there is loaded without a compiler.
+named by the hashes of sources, flags, torch, Python and machine, and of the compiler: others build another one. Its
+size and SHA-256 lie beside it: one that is damaged is built again, never loaded. One that is there is loaded without
+a compiler.
 
 ``python -m tokenrouter.kernels.native`` builds it ahead of the first use and says what it found.
 """
 
+import errno
 import fcntl
 import hashlib
-import importlib.util
-import os
-import shlex
-import shutil
+import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from tokenrouter.kernels.native import compiler, library
+from tokenrouter.kernels.native.compiler import NativeUnavailable
 
 KERNELS = Path(__file__).resolve().parents[1]
 FLAGS = (
@@ -35,9 +37,7 @@ FLAGS = (
     "-Wno-unknown-pragmas",
 )
 
-
-class NativeUnavailable(RuntimeError):
-    """Why the native operators cannot be had here, and what to do."""
+__all__ = ["NativeUnavailable", "attempt", "fingerprint", "load", "sources"]
 
 
 def sources() -> list[Path]:
@@ -46,55 +46,91 @@ def sources() -> list[Path]:
 
 
 def fingerprint() -> str:
-    """Hash of sources, headers, flags, torch's version and the Python ABI."""
-    what = (torch.__version__, sys.implementation.cache_tag, FLAGS)
+    """Two hashes: of sources, headers, flags, torch's version, Python's ABI and the machine; and of the compiler."""
+    what = (torch.__version__, sys.implementation.cache_tag, platform.machine(), FLAGS)
     digest = hashlib.sha256(repr(what).encode())
     for path in sorted([*KERNELS.rglob("*.cpp"), *KERNELS.rglob("*.h")]):
         digest.update(path.relative_to(KERNELS).as_posix().encode())
         digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    builder = hashlib.sha256(compiler.version().encode())
+    return f"{digest.hexdigest()[:16]}_{builder.hexdigest()[:8]}"
 
 
-@cache
 def load() -> Any:
     """The compiled module; the first call on a machine builds it, which takes about a minute.
+
+    Torch's builder works once per process, so the outcome of the first call is also that of the later ones.
 
     Raises:
         NativeUnavailable: no compiler, or a build that fails; with the reason and what to do.
     """
-    name = f"tokenrouter_native_{fingerprint()}"
-    from torch.utils import cpp_extension  # imports setuptools: only here
+    outcome = _outcome()
+    if isinstance(outcome, NativeUnavailable):
+        raise NativeUnavailable(str(outcome)) from outcome
+    return outcome
 
+
+@cache
+def _outcome() -> Any:
     try:
-        folder = Path(cpp_extension._get_build_directory(name, verbose=False))
-        library = folder / f"{name}.so"
-        if library.exists():  # needs no lock: it appears as a whole
-            return _import(name, library)
-        with _one_builder(folder):
-            if not library.exists():
-                _build(cpp_extension, name, folder / "build")
-                (folder / "build" / library.name).replace(library)  # whole, or not there
-            return _import(name, library)
+        return attempt()
+    except NativeUnavailable as error:
+        return error
+
+
+def attempt() -> Any:
+    """``load``, which remembers nothing."""
+    try:
+        return _load_or_build()
     except (RuntimeError, OSError, ImportError) as error:
         if isinstance(error, NativeUnavailable):
             raise
-        hint = ""
-        if isinstance(error, OSError):
-            hint = " (TORCH_EXTENSIONS_DIR names the folder for the library: it must be writable)"
-        raise NativeUnavailable(f"the build failed:\n{error}{hint}") from error
+        raise NativeUnavailable(f"{error}{_remedy(error)}") from error
 
 
-def _build(cpp_extension: Any, name: str, folder: Path) -> None:
-    compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]  # may be "ccache g++"
-    if shutil.which(compiler[0]) is None:
-        raise NativeUnavailable(
-            f"no C++ compiler ({compiler[0]} is not in PATH): install one, on Debian `apt install g++`"
-        )
-    with _ninja_in_path():
+def _load_or_build() -> Any:
+    from torch.utils import cpp_extension  # imports setuptools: only here
+
+    name = f"tokenrouter_native_{fingerprint()}"
+    folder = Path(cpp_extension._get_build_directory(name, verbose=False))
+    path = folder / f"{name}.so"
+    module = library.load(path)  # needs no lock: it appears as a whole
+    if module is None and not compiler.found():
+        module = _of_another_compiler(path)
+    if module is not None:
+        return module
+    with _one_builder(folder):
+        module = library.load(path)  # what another process has built meanwhile
+        if module is None:
+            again = f"{path} is damaged or cannot be loaded, and " if path.exists() else ""
+            try:
+                _build(name, folder / "build")
+            except NativeUnavailable:
+                raise
+            except (RuntimeError, OSError, ImportError) as error:
+                raise NativeUnavailable(
+                    f"{again}the build failed:\n{error}{_remedy(error)}"
+                ) from error
+            module = library.install(folder / "build" / path.name, path)
+        return module
+
+
+def _of_another_compiler(path: Path) -> Any:
+    """The same sources, built where there was a compiler; None: there is no such library."""
+    name = path.stem.rpartition("_")[0]
+    for other in sorted(path.parent.parent.glob(f"{name}_*/{name}_*.so")):
+        module = library.load(other)
+        if module is not None:
+            return module
+    return None
+
+
+def _build(name: str, folder: Path) -> None:
+    from torch.utils import cpp_extension
+
+    with compiler.environment(folder):
         if not cpp_extension.is_ninja_available():
             raise NativeUnavailable("ninja is missing: pip install ninja")
-        shutil.rmtree(folder, ignore_errors=True)  # what a killed build left, its lock too
-        folder.mkdir()
         print("building the native kernels, once: about a minute", file=sys.stderr, flush=True)
         cpp_extension.load(
             name=name,
@@ -109,13 +145,11 @@ def _build(cpp_extension: Any, name: str, folder: Path) -> None:
         )
 
 
-def _import(name: str, library: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(name, library)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"not an extension module: {library}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _remedy(error: Exception) -> str:
+    """What to do about a folder that cannot be written to; nothing for other errors, which say it themselves."""
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return " (TORCH_EXTENSIONS_DIR names the folder for the library: it must be writable)"
+    return ""
 
 
 def _units(folder: Path) -> list[str]:
@@ -135,14 +169,3 @@ def _one_builder(folder: Path) -> Iterator[None]:
     with (folder / "builder").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-@contextmanager
-def _ninja_in_path() -> Iterator[None]:
-    """Beside this interpreter, where pip puts it, also when its environment is not activated."""
-    before = os.environ.get("PATH", "")
-    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), before))
-    try:
-        yield
-    finally:
-        os.environ["PATH"] = before

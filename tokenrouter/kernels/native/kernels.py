@@ -8,6 +8,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from tokenrouter.kernels.checks import (
+    check_accumulate,
+    check_plan,
+    check_weights,
+    num_query_heads,
+)
 from tokenrouter.kernels.int8_matmul.reference import quantize_weight
 from tokenrouter.kernels.layer_tail import TailWeights
 from tokenrouter.kernels.matmul import reference as matmul_reference
@@ -43,6 +49,7 @@ class NativeKernels(NativeRows):
         self, weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False
     ) -> PackedWeights:
         """See KernelSet."""
+        check_weights(weight_NK, bias_N, gated=gated)
         if weight_NK.dtype != torch.bfloat16:
             return matmul_reference.pack(weight_NK, bias_N, gated=gated)
         return pack(self._module, weight_NK, None, bias_N, gated=gated)
@@ -58,12 +65,14 @@ class NativeKernels(NativeRows):
         """See KernelSet."""
         if not isinstance(packed, NativePacked):
             return super().matmul(x_TK, packed, out=out, accumulate=accumulate)
-        return self._product(x_TK, None, packed, x_TK.dtype, out, accumulate)
+        handle = handle_for(Product.DENSE, packed)
+        return self._product(x_TK, None, handle, x_TK.dtype, out, accumulate)
 
     def pack_int8(
         self, weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False
     ) -> PackedWeights:
         """See KernelSet."""
+        check_weights(weight_NK, bias_N, gated=gated)
         return pack(self._module, *quantize_weight(weight_NK), bias_N, gated=gated)
 
     def int8_matmul(
@@ -75,7 +84,8 @@ class NativeKernels(NativeRows):
         accumulate: bool = False,
     ) -> Tensor:
         """See KernelSet."""
-        return self._product(rows.q_TK, rows.scale_T1, packed, rows.dtype, out, accumulate)
+        handle = handle_for(Product.INT8, packed)
+        return self._product(rows.q_TK, rows.scale_T1, handle, rows.dtype, out, accumulate)
 
     def int8_weight_matmul(
         self,
@@ -86,7 +96,8 @@ class NativeKernels(NativeRows):
         accumulate: bool = False,
     ) -> Tensor:
         """See KernelSet. A row is taken as two int8 rows: 16 bits of its largest magnitude."""
-        return self._product(x_TK, None, packed, x_TK.dtype, out, accumulate)
+        handle = handle_for(Product.INT8_WEIGHT, packed)
+        return self._product(x_TK, None, handle, x_TK.dtype, out, accumulate)
 
     def routed_matmul(
         self,
@@ -104,7 +115,7 @@ class NativeKernels(NativeRows):
             self.matmul(high_TK, high, out=out[:num_high], accumulate=accumulate)
             self.int8_matmul(low, low_packed, out=out[num_high:], accumulate=accumulate)
             return out
-        low_handle = cast(NativePacked, low_packed).handle
+        low_handle = handle_for(Product.INT8, low_packed)
         self._module.routed_matmul(
             high_TK, high.handle, low.q_TK, low.scale_T1, low_handle, out, accumulate
         )
@@ -124,6 +135,7 @@ class NativeKernels(NativeRows):
         if not isinstance(packed, NativePacked):
             return super().project(product, x_TK, packed, norm=norm, out=out, accumulate=accumulate)
         handle = handle_for(product, packed)
+        check_accumulate(out, accumulate)
         if out is None:
             out = torch.empty(x_TK.shape[0], handle.n, dtype=x_TK.dtype)
         weight_E, eps = norm or (None, 0.0)
@@ -162,9 +174,8 @@ class NativeKernels(NativeRows):
     ) -> Tensor:
         """See KernelSet."""
         if out is None:
-            head_dim = kv_SPD.shape[2]
-            num_heads = qkv_TO.shape[1] // head_dim - kv_SPD.shape[1]
-            out = qkv_TO.new_empty(qkv_TO.shape[0], num_heads, head_dim)
+            num_heads = num_query_heads(qkv_TO, kv_SPD)
+            out = qkv_TO.new_empty(qkv_TO.shape[0], num_heads, kv_SPD.shape[2])
         parts = int8 or (None, None)
         self._module.rope_store_kv(qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, out, *parts)
         return out
@@ -184,6 +195,7 @@ class NativeKernels(NativeRows):
         num_int8: int = 0,
     ) -> AttentionPlan:
         """See KernelSet."""
+        check_plan(window, num_slots, num_int8)
         plan: AttentionPlan = self._module.AttentionPlan(
             batch.query_rows_T,
             batch.num_queries_B,
@@ -193,6 +205,7 @@ class NativeKernels(NativeRows):
             batch.slots_RN,
             batch.positions_RN,
             num_slots,
+            num_int8,
             num_heads,
             num_kv_heads,
             head_dim,
@@ -214,7 +227,8 @@ class NativeKernels(NativeRows):
         int8: Int8Entries | None = None,
     ) -> Tensor:
         """See KernelSet."""
-        out = q_THD.new_empty(q_THD.shape[0], q_THD[0].numel()) if out is None else out
+        if out is None:
+            out = q_THD.new_empty(q_THD.shape[0], q_THD.shape[1:].numel())
         cast(Any, plan).run(q_THD, kv_SPD, out, received, *(int8 or (None, None)))
         return out
 
@@ -243,12 +257,12 @@ class NativeKernels(NativeRows):
         self,
         rows_TK: Tensor,
         scale_T1: Tensor | None,
-        packed: PackedWeights,
+        handle: Any,
         dtype: torch.dtype,
         out: Tensor | None,
         accumulate: bool,
     ) -> Tensor:
-        handle = cast(NativePacked, packed).handle
+        check_accumulate(out, accumulate)
         out = torch.empty(rows_TK.shape[0], handle.n, dtype=dtype) if out is None else out
         self._module.matmul(rows_TK, scale_T1, handle, out, accumulate)
         return out

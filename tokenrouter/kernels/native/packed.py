@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenrouter.kernels.values import Product, check_gated
+from tokenrouter.kernels.checks import check_packed, wrong_format
+from tokenrouter.kernels.values import PackedWeights, Product
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,18 +32,11 @@ def pack(
     *,
     gated: bool,
 ) -> NativePacked:
-    """Panels of bfloat16 weights, or of int8 weights with ``scale_N``.
-
-    Raises:
-        ValueError: gated weights with an odd number of rows, or scales or a bias of another length.
-    """
+    """Panels of bfloat16 weights, or of int8 weights with ``scale_N``, which ``checks.check_weights`` accepted."""
     bias_N = None if bias_N is None else bias_N.float()
     outputs = 0
     if gated:
-        check_gated(weight_NK)
         outputs = weight_NK.shape[0] // 2
-        if bias_N is not None and bias_N.shape != weight_NK.shape[:1]:
-            raise ValueError(f"bias has shape {list(bias_N.shape)} for {weight_NK.shape[0]} rows")
         weight_NK = _interleave(weight_NK)
         scale_N = None if scale_N is None else _interleave(scale_N)
         bias_N = None if bias_N is None else _interleave(bias_N)
@@ -52,12 +46,12 @@ def pack(
     )
 
 
-def handle_for(product: Product, packed: NativePacked) -> Any:
-    """The object that the compiled ``product`` takes; raises ValueError where the weights have another format."""
-    if packed.is_int8 is (product is Product.DENSE):
-        found = "int8" if packed.is_int8 else "dense"
-        raise ValueError(f"{product.value} was given {found} weights: pack them for this product")
-    return packed.handle
+def handle_for(product: Product, packed: PackedWeights) -> Any:
+    """The object that the compiled ``product`` takes; raises ValueError for another format or another backend's."""
+    panels = check_packed(product, packed, NativePacked)
+    if panels.is_int8 is (product is Product.DENSE):
+        raise wrong_format(product, "int8" if panels.is_int8 else "dense")
+    return panels.handle
 
 
 def _interleave(gate_up: Tensor) -> Tensor:

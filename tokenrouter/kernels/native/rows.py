@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenrouter.kernels.checks import check_gate_up, check_rows
 from tokenrouter.kernels.reference import ReferenceKernels
 from tokenrouter.kernels.values import QuantizedRows
 
@@ -42,19 +43,24 @@ class NativeRows(ReferenceKernels):
         out: QuantizedRows | None = None,
     ) -> QuantizedRows:
         """See KernelSet."""
-        out = QuantizedRows.empty(x_TE.shape[0], x_TE.shape[1], x_TE.dtype) if out is None else out
+        if out is None:
+            check_rows(x_TE)
+            out = QuantizedRows.empty(x_TE.shape[0], x_TE.shape[1], x_TE.dtype)
         self._module.rms_norm_quantize(x_TE, weight_E, eps, out.q_TK, out.scale_T1, residual_TE)
         return out
 
     def quantize_rows(self, x_TK: Tensor, *, out: QuantizedRows | None = None) -> QuantizedRows:
         """See KernelSet."""
-        out = QuantizedRows.empty(x_TK.shape[0], x_TK.shape[1], x_TK.dtype) if out is None else out
+        if out is None:
+            check_rows(x_TK)
+            out = QuantizedRows.empty(x_TK.shape[0], x_TK.shape[1], x_TK.dtype)
         self._module.quantize_rows(x_TK, out.q_TK, out.scale_T1)
         return out
 
     def silu_mul(self, gate_up_TJ: Tensor, *, out: Tensor | None = None) -> Tensor:
         """See KernelSet."""
         if out is None:
+            check_gate_up(gate_up_TJ)
             out = gate_up_TJ.new_empty(gate_up_TJ.shape[0], gate_up_TJ.shape[1] // 2)
         self._module.silu_mul(gate_up_TJ, out)
         return out

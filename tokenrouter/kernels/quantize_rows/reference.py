@@ -6,6 +6,7 @@ T rows, K features. Memory bound: reads T x K twice, writes T x K bytes.
 import torch
 from torch import Tensor
 
+from tokenrouter.kernels.checks import check_rows
 from tokenrouter.kernels.values import QuantizedRows, scale_dtype
 
 SMALLEST_SCALE = 1e-35  # keeps a row of zeros at zero
@@ -16,7 +17,11 @@ def quantize_rows(x_TK: Tensor, *, out: QuantizedRows | None = None) -> Quantize
 
     The scale is rounded to its dtype first, and its reciprocal multiplies in float32: what divides is exactly what
     ``int8_matmul`` multiplies by.
+
+    Raises:
+        ValueError: not two dimensions, or no features.
     """
+    check_rows(x_TK)
     x_f32_TK = x_TK.float()
     scale_T1 = (
         (x_f32_TK.abs().amax(-1, keepdim=True) * (1 / 127))

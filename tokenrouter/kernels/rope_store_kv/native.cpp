@@ -93,7 +93,8 @@ TR_EACH_ISA(rope_float, body, (, float),
 void rope_store_kv(const RopeArgs& a, bool is_bf16) {
     const int64_t width = std::max<int64_t>(1, (a.num_heads + 2 * a.num_kv_heads) * a.head_dim);
     at::parallel_for(0, a.num_tokens, std::max<int64_t>(1, 16384 / width), [&](int64_t begin, int64_t end) {
-        std::vector<float> scratch(size_t(2 * a.head_dim));
+        static thread_local std::vector<float> scratch;
+        if (int64_t(scratch.size()) < 2 * a.head_dim) scratch.resize(size_t(2 * a.head_dim));
         float* buffer = scratch.data() + a.head_dim;
         if (is_bf16) {
             rope_bf16(a, reinterpret_cast<bf16*>(scratch.data()), buffer, begin, end);

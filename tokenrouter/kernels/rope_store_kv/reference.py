@@ -7,6 +7,7 @@ Rotation: Su et al. 2021 (arXiv:2104.09864), in the half-split form of the Llama
 import torch
 from torch import Tensor
 
+from tokenrouter.kernels.checks import num_query_heads
 from tokenrouter.kernels.quantize_rows.reference import quantize_rows
 from tokenrouter.kernels.values import Int8Entries
 
@@ -35,10 +36,13 @@ def rope_store_kv(
 
     Returns:
         The rotated queries, ``[T, H, D]``.
+
+    Raises:
+        ValueError: ``qkv`` is not whole heads of the arena's size.
     """
     num_kv_heads, head_dim = kv_SPD.shape[1] // 2, kv_SPD.shape[2]
-    heads_THD = qkv_TO.unflatten(1, (qkv_TO.shape[1] // head_dim, head_dim))
-    num_rotated = heads_THD.shape[1] - num_kv_heads
+    num_rotated = num_query_heads(qkv_TO, kv_SPD) + num_kv_heads
+    heads_THD = qkv_TO.unflatten(1, (num_rotated + num_kv_heads, head_dim))
     plain_THD, value_TGD = heads_THD.split_with_sizes((num_rotated, num_kv_heads), 1)
     rotated_THD = torch.addcmul(
         plain_THD * cos_TD.unsqueeze(1), plain_THD.roll(head_dim // 2, -1), sin_TD.unsqueeze(1)
