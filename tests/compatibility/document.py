@@ -34,7 +34,7 @@ edit it.
 ## What a test proves
 
 `tests/compatibility/test_pairs.py` runs three requests at once on a tiny random model in float32, on native kernels
-where they can be built, with both features on, and checks the pool after every step. The yardstick is another run:
+where they can be built, with both features on, and checks the pool while several run. The yardstick is another run:
 without what may change no output (schedulers, budgets, dispatch, preemption, kernels, observation), with what does
 (routers, int8, retention, sampling), one request at a time, in whole chunks, with room for all. Where nothing is on, it
 is transformers' own greedy output.

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from tests.engine.tools import greedy, prompts, routed_logits, run_all, tiny, tokens
 from tokenrouter import LLM, EngineOptions, SamplingParams
 from tokenrouter.kvcache.retention import (
+    Entries,
     HeavyHitter,
     KeyNorm,
     ObservationWindow,
@@ -142,3 +143,26 @@ def test_groups_that_no_model_has_are_refused() -> None:
         1,
         2,
     ]
+
+
+class Uneven(RetentionPolicy):
+    """The first group keeps everything, the second what is guarded."""
+
+    name = "uneven"
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def keep(self, entries: Entries, is_guarded_N: Tensor) -> Tensor:
+        self.num_calls += 1
+        return torch.ones_like(is_guarded_N) if self.num_calls % 2 else is_guarded_N
+
+
+def test_bytes_are_those_of_all_groups() -> None:
+    """The fullest group's entries counted for all layers: nothing seems to be saved."""
+    llm = make(Uneven(), 2, max_num_seqs=1)
+    llm.engine.add_request("0", prompts()[2], greedy(8))
+    whole = len(prompts()[2]) * llm.engine.kv_bytes_per_slot
+    run_all(llm)
+    assert llm.engine.stats.peak_full_bytes >= whole
+    assert llm.engine.stats.peak_live_bytes < 0.75 * llm.engine.stats.peak_full_bytes

@@ -146,3 +146,31 @@ def test_a_full_host_tier_recomputes() -> None:
     assert llm.engine.stats.reused_tokens > 0
     expected = [tokens(o) for o in engine().generate(prompts()[:24], greedy(40))]
     assert sum(a != b for a, b in zip(outputs, expected, strict=True)) <= 1
+
+
+def test_a_token_from_the_host_tier_holds_no_other_back() -> None:
+    """With prompts first, one request that comes back ran alone, and all that decode beside it stood still."""
+    llm = engine(phase_order="prefill_first", max_num_seqs=8, num_kv_slots=140, num_host_slots=4000)
+    always_swap(llm)
+    scheduler = llm.engine.scheduler
+    for index, prompt in enumerate(prompts()[:16]):
+        llm.engine.add_request(str(index), prompt, greedy(40))
+    num_checked = 0
+    while llm.engine.has_unfinished():
+        decoding = [r for r in scheduler.running if r.decoding]
+        preempted = llm.engine.stats.num_preemptions
+        before = {r: r.num_computed for r in decoding}
+        prefilled = {r: r.num_computed for r in scheduler.running + scheduler.waiting}
+        llm.engine.step()
+        is_decode_only = all(
+            r.num_computed - n <= 1 or r.num_computed == 0 for r, n in prefilled.items()
+        )
+        if is_decode_only and preempted == llm.engine.stats.num_preemptions:
+            ran = [r for r in decoding if r.finished or r.num_computed > before[r]]
+            assert not ran or len(ran) == len(decoding)
+            came_back = [
+                r for r in prefilled if r not in decoding and r.num_computed > prefilled[r]
+            ]
+            assert not (came_back and decoding) or ran
+            num_checked += bool(ran)
+    assert num_checked > 20 and llm.engine.stats.num_preemptions > 0

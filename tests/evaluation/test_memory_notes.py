@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from tokenrouter.evaluation.memory_notes import memory_notes
 from tokenrouter.evaluation.throughput import Throughput, run_requests
 from tokenrouter.kvcache import compaction
 from tokenrouter.kvcache.retention import (
+    Full,
     HeavyHitter,
     RetentionOptions,
     RetentionPolicy,
@@ -20,7 +22,7 @@ from tokenrouter.kvcache.retention import (
 from tokenrouter.workloads import RequestSpec
 
 
-def notes(policy: RetentionPolicy, **options: int) -> str:
+def notes(policy: RetentionPolicy, **options: Any) -> str:
     """Of a pass over some requests."""
     retention = replace(
         RetentionOptions(policy=policy, interval=8, window=4, sinks=2, recent=3), **options
@@ -39,9 +41,15 @@ def notes(policy: RetentionPolicy, **options: int) -> str:
         (Threshold(threshold=1e-6), {}, "received more than the threshold"),
         (SinkWindow(), {"recent": 300}, "not below the 302 entries that always stay"),
         (SinkWindow(), {}, r"evicted \d+ entries a pass; the KV peak is \d+% below"),
+        (Full(), {}, "full keeps every entry. Choose another policy"),
+        (
+            Full(),
+            {"compress": "old"},
+            r"evicted 0 entries a pass and kept up to \d+ in int8 at once",
+        ),
     ],
 )
-def test_what_is_said(policy: RetentionPolicy, options: dict[str, int], expected: str) -> None:
+def test_what_is_said(policy: RetentionPolicy, options: dict[str, Any], expected: str) -> None:
     """ "Retention on" beside numbers of a run in which it did nothing."""
     assert re.search(expected, notes(policy, **options))
 

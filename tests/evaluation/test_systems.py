@@ -161,3 +161,18 @@ def test_baselines_keep_every_entry_as_it_is(
         assert llm.options.retention == expected.retention, other
         assert llm.options.kv_cache_dtype == expected.kv_cache_dtype, other
     assert systems.chosen_llm.engine.stats.evicted_entries > 0
+
+
+def test_baselines_have_slots_for_whole_requests(
+    model: LoadedModel, int8_pool: ExecutorPool
+) -> None:
+    """A pool that is large enough because entries are evicted, and a job that fails when its baselines start."""
+    policy = SinkWindow(evicted_frac=0.0, max_entries=16)
+    retention = RetentionOptions(policy=policy, interval=8, window=4, sinks=2, recent=3)
+    options = EngineOptions(num_kv_slots=40, retention=retention)
+    builder = replace(_builder(model, int8_pool), options=options)
+    longest = max(len(r.prompt_ids) + r.max_output_tokens for r in REQUESTS)
+    assert builder.plain_options.num_kv_slots == longest > 40
+    systems = builder.build(RuleRouter())
+    assert systems.chosen_llm.engine.pool.num_slots == 40
+    assert systems.llms["all_high"].engine.pool.num_slots == longest

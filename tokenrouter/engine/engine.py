@@ -254,8 +254,7 @@ class LLMEngine:
     def _note_live_bytes(self) -> None:
         """With the step's new slots and before anything is evicted: the most that it holds."""
         arena, stats, num_int8 = self._parts.arena, self.stats, self.pool.converted
-        live_bytes = (self.pool.used - num_int8) * self.kv_bytes_per_slot
-        live_bytes += num_int8 * self.int8_bytes_per_slot
+        live_bytes = self.pool.used_bytes(self.kv_bytes_per_slot, self.int8_bytes_per_slot)
         num_int8 = self.pool.used if arena.is_all_int8 else num_int8
         stats.peak_live_bytes = max(stats.peak_live_bytes, live_bytes)
         stats.peak_full_bytes = max(stats.peak_full_bytes, self.pool.seen * arena.bytes_per_slot)

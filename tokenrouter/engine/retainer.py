@@ -159,7 +159,7 @@ class Retainer:
         return int(table.num_kept_R[row]) - unseen
 
     def _decide(self, request: Request, num_seen: int) -> list[int]:
-        """Per layer group, how many entries were freed."""
+        """Per layer group, how many entries were evicted."""
         freed = [0] * len(self._groups)
         for group in range(len(self._groups)):
             entries = self._entries(request, num_seen, group)

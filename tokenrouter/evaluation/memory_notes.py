@@ -2,7 +2,7 @@
 
 from tokenrouter.evaluation.throughput import Throughput
 from tokenrouter.kvcache.compaction import MIN_FREE_FRAC, MIN_SLOTS, PATIENCE_STEPS
-from tokenrouter.kvcache.retention import RetentionOptions, Threshold
+from tokenrouter.kvcache.retention import Full, RetentionOptions, Threshold
 
 
 def memory_notes(retention: RetentionOptions, served: Throughput) -> list[str]:
@@ -21,12 +21,14 @@ def memory_notes(retention: RetentionOptions, served: Throughput) -> list[str]:
             "kvcache.retention.interval, or serve longer requests."
         ]
     evicted = sum(s.evicted_entries for s in stats)
-    if not evicted:
+    num_int8 = max(s.peak_int8_tokens for s in stats)
+    if not evicted and not num_int8:
         return [f"{name} was asked {num_decisions:,} times and evicted nothing: {_why(retention)}"]
     saved = 1 - max(s.peak_live_bytes for s in stats) / max(s.peak_full_bytes for s in stats)
+    in_int8 = f" and kept up to {num_int8:,} in int8 at once" if num_int8 else ""
     lines = [
-        f"{name} evicted {evicted / len(stats):,.0f} entries a pass; the KV peak is {saved:.0%} below that of every "
-        "token in full precision in the same steps."
+        f"{name} evicted {evicted / len(stats):,.0f} entries a pass{in_int8}; the KV peak is {saved:.0%} below that of "
+        "every token in full precision in the same steps."
     ]
     if not any(s.num_compactions for s in stats):
         lines.append(
@@ -38,6 +40,8 @@ def memory_notes(retention: RetentionOptions, served: Throughput) -> list[str]:
 
 def _why(retention: RetentionOptions) -> str:
     guarded = retention.sinks + retention.recent
+    if isinstance(retention.policy, Full):
+        return "full keeps every entry. Choose another policy."
     if isinstance(retention.policy, Threshold):
         return (
             "every entry beyond sinks and recent ones received more than the threshold. Raise "

@@ -99,8 +99,18 @@ class SystemsBuilder:
 
     @property
     def plain_options(self) -> EngineOptions:
-        """The baselines'."""
-        return replace(self.options, retention=None, kv_cache_dtype="auto", prefix_sharing=False)
+        """The baselines': without eviction they need slots for whole requests."""
+        num_slots = self.options.num_kv_slots
+        if num_slots is not None and self.options.retention is not None:
+            longest = (len(r.prompt_ids) + r.max_output_tokens for r in self.requests)
+            num_slots = max(num_slots, *longest, 1)
+        return replace(
+            self.options,
+            retention=None,
+            kv_cache_dtype="auto",
+            num_kv_slots=num_slots,
+            prefix_sharing=False,
+        )
 
     def chosen_name(self, router: Router) -> str:
         """The router's, with what is done to its KV where a baseline has the same router and does not do it."""

@@ -71,7 +71,8 @@ class HostTier:
         self.free = num_slots
         self.peak_live = 0
         self._recompute_s = recompute_s
-        self._copy_s = _copy_s(arena.bytes_per_slot)
+        num_bytes = arena.int8_bytes_per_slot if arena.is_all_int8 else arena.bytes_per_slot
+        self._copy_s = _copy_s(num_bytes)
 
     @property
     def live(self) -> int:

@@ -144,12 +144,18 @@ class KVPool:
         return max(table.slots.num_touched for table in self.tables)
 
     def touched_bytes(self, full_bytes: int, int8_bytes: int) -> int:
-        """Memory that is in use, in the group with most of it, where a slot has so many bytes in each form."""
-        slots = (table.slots for table in self.tables)
-        return max(
+        """Memory that is in use, mean over groups, where a slot of all layers has so many bytes in each form."""
+        return sum(
             (s.num_touched - s.num_touched_int8) * full_bytes + s.num_touched_int8 * int8_bytes
-            for s in slots
-        )
+            for s in (table.slots for table in self.tables)
+        ) // len(self.tables)
+
+    def used_bytes(self, full_bytes: int, int8_bytes: int) -> int:
+        """What the entries of requests take, mean over groups; arguments as in ``touched_bytes``."""
+        return sum(
+            (s.used - s.converted) * full_bytes + s.converted * int8_bytes
+            for s in (table.slots for table in self.tables)
+        ) // len(self.tables)
 
     @property
     def num_free_rows(self) -> int:
@@ -211,7 +217,7 @@ class KVPool:
         return self.free >= num_slots
 
     def evict(self, row: int, group: int, is_kept_N: NDArray[np.bool_]) -> int:
-        """Frees entries of a row in one group at once.
+        """Drops entries of a row in one group; a slot that nobody else refers to is free at once.
 
         Args:
             row: in use.
@@ -219,7 +225,7 @@ class KVPool:
             is_kept_N: one per entry that the row has there, oldest first.
 
         Returns:
-            How many slots were freed.
+            How many the row dropped.
         """
         return self.tables[group].evict(row, is_kept_N)
 

@@ -94,7 +94,7 @@ class ContinuousScheduler(Scheduler):
         draft = Draft(self.limits, is_mixed=phase_order == "mixed")
         if phase_order == "prefill_first":
             self._plan_prompts(prompts, draft)
-            if not draft.lengths:
+            if not draft.ran(decoding=False):  # none, or a decode token from the host tier
                 self._plan_decode(decoding, draft)
         else:
             self._plan_decode(decoding, draft)
