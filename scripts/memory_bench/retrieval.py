@@ -13,7 +13,7 @@ hammer ladder bucket shovel anchor castle tower palace temple church school offi
 city country desert valley ocean beach storm thunder rain snow cloud shadow light morning evening night spring autumn
 farmer soldier sailor captain king queen prince writer painter singer dancer driver pilot baker brother sister
 mother father cousin friend neighbor stranger giant dragon robot rocket planet moon star comet guitar piano violin
-drum trumpet pencil notebook camera phone radio clock calendar""".replace("", "").split()
+drum trumpet pencil notebook camera phone radio clock calendar""".split()
 
 COPIED, SHOWN = 48, 8
 PAIRS, ASKED = 30, 15

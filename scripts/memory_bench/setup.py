@@ -177,8 +177,12 @@ def make_settings(
             found.append(_setting(schedule, Full()))
         elif name == "threshold":
             found += [
-                _setting(schedule, Threshold(threshold=limit), threshold=limit, recent=recent)
-                for recent in (sizes.guarded_recent,)
+                _setting(
+                    schedule,
+                    Threshold(threshold=limit),
+                    threshold=limit,
+                    recent=sizes.guarded_recent,
+                )
                 for limit in sizes.thresholds
             ]
         else:

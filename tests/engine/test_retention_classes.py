@@ -12,11 +12,8 @@ from tokenrouter.scheduler.request import NEVER
 from tokenrouter.types import Route, RouteTable
 
 
-def test_protected_routes_stay_and_dropped_ones_go() -> None:
-    """Classes by the wrong index: the router's own tokens are the first to go."""
-    router = RandomRouter(0.3)
-    policy = RouteClass(evicted_frac=0.6, classes={"high": "protect", "low": "drop_first"})
-    watched = Watched(LLM(tiny(), router=router, executors=twin(), options=options(policy)))
+def assert_only_low_tokens_go(watched: Watched) -> None:
+    """Serves requests: many entries are evicted, and none of a token on route 0."""
     for index, prompt in enumerate(prompts()[:8]):
         watched.add(str(index), prompt, prompts(seed=5)[index][:30])
     run_all(watched.llm)
@@ -26,6 +23,14 @@ def test_protected_routes_stay_and_dropped_ones_go() -> None:
         assert not (gone & (request.requested_N[: request.num_tokens] == 0)).any()
         num_evicted += int(gone.sum())
     assert num_evicted > 50
+
+
+def test_protected_routes_stay_and_dropped_ones_go() -> None:
+    """Classes by the wrong index: the router's own tokens are the first to go."""
+    router = RandomRouter(0.3)
+    policy = RouteClass(evicted_frac=0.6, classes={"high": "protect", "low": "drop_first"})
+    watched = Watched(LLM(tiny(), router=router, executors=twin(), options=options(policy)))
+    assert_only_low_tokens_go(watched)
 
 
 class Classed(RandomRouter):
@@ -45,14 +50,6 @@ def test_a_router_names_the_classes_of_its_own_routes(caplog: pytest.LogCaptureF
     evicting = options(RouteClass(evicted_frac=0.6, classes={}))
     watched = Watched(LLM(tiny(), router=Classed(0.3), executors=twin(), options=evicting))
     assert "retention classes" not in caplog.text
-    for index, prompt in enumerate(prompts()[:8]):
-        watched.add(str(index), prompt, prompts(seed=5)[index][:30])
-    run_all(watched.llm)
-    num_evicted = 0
-    for name, request in watched.requests.items():
-        gone = np.array(watched.evicted_at(name))[: request.num_tokens] != NEVER
-        assert not (gone & (request.requested_N[: request.num_tokens] == 0)).any()
-        num_evicted += int(gone.sum())
-    assert num_evicted > 50
+    assert_only_low_tokens_go(watched)
     LLM(tiny(), router=Classed(0.3), executors=twin())
     assert "classes drop_first, protect of router random have no effect without" in caplog.text

@@ -31,6 +31,11 @@ class Work:
     forwards: tuple[tuple[int, ...], ...]
     deferred: tuple[int, ...] = ()
 
+    @property
+    def running(self) -> list[int]:
+        """The chunks of all forwards, in their order."""
+        return [c for chunks in self.forwards for c in chunks]
+
 
 class Dispatcher:
     """Groups a step's chunks into forwards.

@@ -222,18 +222,16 @@ class LLMEngine:
             self._parts.recorder.record(step, decision)
 
     def _account_waiting(self, step: PackedStep, work: Work, now_s: float) -> None:
-        for chunks in work.forwards:
-            for c in chunks:
-                step.chunks[c].request.stop_waiting(now_s)
+        for c in work.running:
+            step.chunks[c].request.stop_waiting(now_s)
         for c in work.deferred:
             step.chunks[c].request.start_waiting(now_s)
 
     def _advance(self, step: PackedStep, work: Work) -> None:
-        for chunks in work.forwards:
-            for c in chunks:
-                chunk = step.chunks[c]
-                stop = chunk.start + chunk.length
-                self.stats.reused_tokens += chunk.request.computed_up_to(stop)
+        for c in work.running:
+            chunk = step.chunks[c]
+            stop = chunk.start + chunk.length
+            self.stats.reused_tokens += chunk.request.computed_up_to(stop)
         for c in work.deferred:
             step.chunks[c].request.waited_steps += 1
 
@@ -244,9 +242,8 @@ class LLMEngine:
             if parts.retainer is not None:
                 self.stats.count_retention(*parts.retainer.retire())
             if parts.sharing is not None:
-                for chunks in work.forwards:
-                    for c in chunks:
-                        parts.sharing.offer(step.chunks[c].request)
+                for c in work.running:
+                    parts.sharing.offer(step.chunks[c].request)
         finally:
             for request in ended:
                 parts.scheduler.finish(request)

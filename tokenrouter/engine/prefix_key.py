@@ -26,12 +26,12 @@ def prefix_key(router: Router) -> Callable[[Request], Hashable | None]:
     """
 
     def key(request: Request) -> Hashable | None:
-        depends_on = router.depends_on
-        if depends_on & UNSHAREABLE:
+        if not is_shareable(router):
             return None
         if router.level == "request":
             assert request.decision is not None, "a request without its router's answer"
             return router.version, request.decision.route
+        depends_on = router.depends_on
         length = request.prompt_len if "prompt_length" in depends_on else None
         last = request.prompt_len - 1
         whole = int(request.history.prefix_hash[last]) if "prompt" in depends_on else None

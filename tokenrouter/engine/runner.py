@@ -97,7 +97,7 @@ class Runner:
                     due_heads.append(self._heads[int(executed_T[tokens.stop - 1])])
         if due_hidden:
             result.logits_RV = self._logits(torch.stack(due_hidden), due_heads)
-        result.ran_T = step.index([c for chunks in work.forwards for c in chunks])
+        result.ran_T = step.index(work.running)
         result.seconds = time.perf_counter() - started
         return result
 

@@ -66,6 +66,20 @@ class Systems:
         return self.llms[self.chosen]
 
 
+def without_memory(options: EngineOptions, requests: Sequence[RequestSpec]) -> EngineOptions:
+    """Every entry stays in full, in its own request's slots; a pool that is too small for one of ``requests`` grows."""
+    num_slots = options.num_kv_slots
+    if num_slots is not None:
+        num_slots = max([num_slots, *(len(r.prompt_ids) + r.max_output_tokens for r in requests)])
+    return replace(
+        options,
+        retention=None,
+        kv_cache_dtype="auto",
+        num_kv_slots=num_slots,
+        prefix_sharing=False,
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SystemsBuilder:
     """Builds engines that differ in router and scheduler only.
@@ -100,17 +114,7 @@ class SystemsBuilder:
     @property
     def plain_options(self) -> EngineOptions:
         """The baselines': without eviction they need slots for whole requests."""
-        num_slots = self.options.num_kv_slots
-        if num_slots is not None and self.options.retention is not None:
-            longest = (len(r.prompt_ids) + r.max_output_tokens for r in self.requests)
-            num_slots = max(num_slots, *longest, 1)
-        return replace(
-            self.options,
-            retention=None,
-            kv_cache_dtype="auto",
-            num_kv_slots=num_slots,
-            prefix_sharing=False,
-        )
+        return without_memory(self.options, self.requests if self.options.retention else ())
 
     def chosen_name(self, router: Router) -> str:
         """The router's, with what is done to its KV where a baseline has the same router and does not do it."""

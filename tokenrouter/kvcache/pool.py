@@ -7,7 +7,7 @@ have other slots, and keep other tokens, in every group.
 R rows (requests), N tokens of a row.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -145,17 +145,14 @@ class KVPool:
 
     def touched_bytes(self, full_bytes: int, int8_bytes: int) -> int:
         """Memory that is in use, mean over groups, where a slot of all layers has so many bytes in each form."""
-        return sum(
-            (s.num_touched - s.num_touched_int8) * full_bytes + s.num_touched_int8 * int8_bytes
-            for s in (table.slots for table in self.tables)
-        ) // len(self.tables)
+        slots = [table.slots for table in self.tables]
+        counts = [(s.num_touched, s.num_touched_int8) for s in slots]
+        return _mean_bytes(counts, full_bytes, int8_bytes)
 
     def used_bytes(self, full_bytes: int, int8_bytes: int) -> int:
         """What the entries of requests take, mean over groups; arguments as in ``touched_bytes``."""
-        return sum(
-            (s.used - s.converted) * full_bytes + s.converted * int8_bytes
-            for s in (table.slots for table in self.tables)
-        ) // len(self.tables)
+        counts = [(table.slots.used, table.slots.converted) for table in self.tables]
+        return _mean_bytes(counts, full_bytes, int8_bytes)
 
     @property
     def num_free_rows(self) -> int:
@@ -251,3 +248,8 @@ class KVPool:
     @property
     def _scarcest(self) -> Slots:
         return min((table.slots for table in self.tables), key=lambda slots: slots.free)
+
+
+def _mean_bytes(counts: Sequence[tuple[int, int]], full_bytes: int, int8_bytes: int) -> int:
+    """Of slots in both forms, mean over groups; ``counts``: per group all slots, and those of them in int8."""
+    return sum((n - k) * full_bytes + k * int8_bytes for n, k in counts) // len(counts)

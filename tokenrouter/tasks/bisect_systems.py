@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tokenrouter import LLM, EngineOptions
 from tokenrouter.engine.decision_log import DecisionRecorder
 from tokenrouter.evaluation.progress import Tick
+from tokenrouter.evaluation.systems import without_memory
 from tokenrouter.evaluation.throughput import Repeat, run_requests
 from tokenrouter.executors import ExecutorPool
 from tokenrouter.routers import AllHighRouter, Router
@@ -73,7 +74,7 @@ def make_systems(
         requests: that all systems will serve.
     """
     logged = replace(options, log_decisions=True)
-    plain = _without_memory(logged, requests)
+    plain = replace(without_memory(logged, requests), num_host_slots=0)
     alone = _one_at_a_time(plain, requests)
     has_low = len(pool.executors) > 1
     precision = f"router {router.name} on {pool.description}"
@@ -137,21 +138,6 @@ def serve(llm: LLM, requests: Sequence[RequestSpec], tick: Tick) -> Served:
         if request.evicted_at_GN is not None
     }
     return Served(llm=llm, repeat=repeat, decisions=decisions, evicted_at=evicted_at)
-
-
-def _without_memory(options: EngineOptions, requests: Sequence[RequestSpec]) -> EngineOptions:
-    """Every entry stays in the pool, in full; one too small for the longest request without eviction grows."""
-    num_slots = options.num_kv_slots
-    if num_slots is not None:
-        num_slots = max(num_slots, *(len(r.prompt_ids) + r.max_output_tokens for r in requests))
-    return replace(
-        options,
-        retention=None,
-        kv_cache_dtype="auto",
-        num_kv_slots=num_slots,
-        num_host_slots=0,
-        prefix_sharing=False,
-    )
 
 
 def _one_at_a_time(options: EngineOptions, requests: Sequence[RequestSpec]) -> EngineOptions:
