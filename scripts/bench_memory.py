@@ -1,23 +1,31 @@
 """What KV retention costs in quality, against the peak KV memory that it saves.
 
-python scripts/bench_memory.py [--quick] [--documents N] [--items N] [--policies NAME ...] [--data-dir DIR]
+python scripts/bench_memory.py [--quick] [--documents N] [--dialogues N] [--start N] [--items N] [--data-dir DIR]
+                               [--policies NAME ... | --only-shipped] [--json PATH]
                                [--interval N] [--window N] [--layers N] [--groups N] [--sinks N] [--recent N]
 
 Documents of 4,096 tokens (wiki_articles, arxiv_latex; N of each) and dialogues (mt_bench_101), all in one engine: the
-prompt in prefill chunks, the last 256 tokens fed one by one. Reference: the same bf16 engine without retention.
-Policies evict 25, 50, 75 and 87.5 % of the tokens seen ("50 %"), or all beyond a fixed number with which the longest
-documents' peak falls by half or three quarters ("to 1920 r1536": 1,536 of them are the last tokens, the policy chooses
-the others; "int8": entries become int8 when they are older than --recent). threshold runs with several thresholds and
-that many last tokens guarded; full evicts nothing and shows the noise of other chunks. Peak live bytes: each document's
-own peak, entries of the running chunk included, summed over documents; an engine in which they do not peak together
-needs less at once (engine_peak_live_bytes).
+prompt in prefill chunks, the last 256 tokens fed one by one. --start passes over the first N of each set, so that
+settings can be judged on other documents than those they were chosen on. Reference: the same bf16 engine without
+retention. Policies evict 25, 50, 75 and 87.5 % of the tokens seen ("50 %"), or all beyond a fixed number with which the
+longest documents' peak falls by half or three quarters ("to 1920 r1536": 1,536 of them are the last tokens, the policy
+chooses the others; "int8": entries become int8 when they are older than --recent). threshold runs with several
+thresholds and that many last tokens guarded; route runs with the rule router, all of whose routes are computed high, so
+that only the classes of their entries differ. full evicts nothing and shows the noise of other chunks; the policy int8
+evicts nothing either and keeps every entry in int8. --only-shipped runs the configs of conf/kvcache with their own
+windows, layers and budgets instead ("as shipped").
+
+Peak live bytes: each document's own peak, entries of the running chunk included, summed over documents; an engine in
+which they do not peak together needs less at once (engine_peak_live_bytes). KL in thousandths of nats; "ppl % of
+documents": the smallest and the largest change of one document (in the JSON object quartiles, and every document).
 
 Context-sensitive: tokens whose most likely successor changes when the model reads only its last 256 tokens, afresh. To
 save work 128 tokens share one such reading, so that they see 256 to 383. Evicting all but 256 entries would not do: it
 also takes the attention sink away, and most of what then changes is due to that.
 
 Retrieval: words copied, and values of keys found, over 1,000 tokens of other text; a word counts when the full cache
-predicts all of its tokens. A dash: the setting evicts nothing there. The last line is one JSON object.
+predicts all of its tokens. A dash: the setting evicts nothing there. The last line is one JSON object; --json writes it
+to a file, too.
 """
 
 from memory_bench.app import main

@@ -1,6 +1,7 @@
 """Guards the retention benchmark: keys that others read, peaks, sensitive tokens, and what a claim may rest on."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,22 @@ import pytest
 import torch
 
 from scripts.memory_bench import app
-from scripts.memory_bench.documents import Document, load_documents
+from scripts.memory_bench.documents import Document
 from scripts.memory_bench.measures import (
+    Reference,
     measure_reference,
     measure_setting,
     run_documents,
     windowed_top1,
 )
-from scripts.memory_bench.retrieval import WORDS, copy_item, key_value_item, solved
-from scripts.memory_bench.setup import POLICIES, QUICK, SCORED, Bench, Sizes, build, make_settings
-from scripts.memory_bench.summary import TITLE, Summary, claims, line
+from scripts.memory_bench.report import TITLE, claims, line
+from scripts.memory_bench.settings import POLICIES, SCORED, SHIPPED, make_settings, shipped_settings
+from scripts.memory_bench.setup import Bench, build
+from scripts.memory_bench.sizes import QUICK, Sizes
+from scripts.memory_bench.summary import Summary
 from tokenrouter import LLM, EngineOptions
 from tokenrouter.kvcache.retention import Full, RetentionOptions, SinkWindow
-from tokenrouter.models import tiny_random
-from tokenrouter.models.tiny import ByteTokenizer
+from tokenrouter.models import LoadedModel, tiny_random
 
 SCHEDULE = RetentionOptions(policy=Full(), interval=64, window=16, layers=2)
 CLAIMS = {
@@ -33,6 +36,7 @@ CLAIMS = {
     "kv_threshold_saved_frac_at_1pct",
     "kv_controls_saved_frac_at_1pct",
     "kv_by_budget",
+    "kv_int8",
 }
 FACTS = {
     "documents",
@@ -53,13 +57,14 @@ def bench() -> Bench:
 
 
 @pytest.fixture(scope="module")
+def reference(bench: Bench) -> Reference:
+    return measure_reference(bench)
+
+
+@pytest.fixture(scope="module")
 def result(bench: Bench) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(json.dumps(app.run(bench), allow_nan=False))
     return found
-
-
-def encode(text: str) -> list[int]:
-    return ByteTokenizer().encode(text)
 
 
 def test_every_key_that_others_read_is_there(result: dict[str, Any]) -> None:
@@ -67,7 +72,8 @@ def test_every_key_that_others_read_is_there(result: dict[str, Any]) -> None:
     assert result["quick"] and result["schedule"]["interval"] == 64
     assert list(dict.fromkeys(row["policy"] for row in result["rows"])) == list(POLICIES)
     for row in result["rows"]:
-        for part in (row, row["prefill"], row["decode"], row["sources"]["python_docs"]):
+        by_source, by_document = row["sources"]["python_docs"], row["by_document"]
+        for part in (row, row["prefill"], row["decode"], by_source, *by_document):
             assert set(part) >= QUALITY
 
 
@@ -80,6 +86,42 @@ def test_a_row_without_eviction_is_the_reference(result: dict[str, Any]) -> None
     assert evicting and all(row["kl_mean_nats"] > full["kl_mean_nats"] for row in evicting)
 
 
+def test_int8_entries_alone_have_a_row(result: dict[str, Any]) -> None:
+    """Rows that evict and compress looked good for what the compression alone does."""
+    [row] = [row for row in result["rows"] if row["policy"] == "int8"]
+    head_dim = tiny_random().config.head_dim
+    bytes_frac = (head_dim + 4) / (4 * head_dim)
+    assert row["saved_frac"] == pytest.approx(1 - bytes_frac, abs=1e-6)
+    assert row["kl_mean_nats"] > 0.0 and row["retrieval_acc_frac"] is None
+    assert result["kv_int8"]["kl_mean_mnat"] == pytest.approx(1e3 * row["kl_mean_nats"])
+    assert result["kv_int8"]["kl_sensitive_mean_mnat"] == pytest.approx(
+        1e3 * row["kl_sensitive_mean_nats"]
+    )
+
+
+def test_routes_keep_what_their_classes_say(result: dict[str, Any]) -> None:
+    """A router with one route leaves the policy to choose by age alone, as sink_window does."""
+    rows = {(row["policy"], row["strength"]): row for row in result["rows"]}
+    route, window = rows["route", "50 %"], rows["sink_window", "50 %"]
+    assert route["saved_frac"] == pytest.approx(window["saved_frac"], abs=1e-9)
+    assert route["kl_mean_nats"] != pytest.approx(window["kl_mean_nats"], rel=1e-3)
+
+
+def test_documents_have_their_own_change(bench: Bench, result: dict[str, Any]) -> None:
+    """A mean that one document carries; quartiles of another number than the column shows."""
+    for row in result["rows"]:
+        changes = [found["ppl_rel_pct"] for found in row["by_document"]]
+        low, _, mid, _, high = row["ppl_rel_pct_quartiles"]
+        assert len(changes) == len(bench.documents) == 2
+        assert (low, high) == (min(changes), max(changes)) and mid == pytest.approx(
+            sum(changes) / 2
+        )
+        assert low <= row["ppl_rel_pct"] <= high
+        kl = [found["kl_mean_nats"] for found in row["by_document"]]
+        assert sum(kl) / 2 == pytest.approx(row["kl_mean_nats"])
+        assert f"{low:.2f} .. {high:.2f}" in line(row)
+
+
 def test_both_phases_and_their_tokens_make_the_whole(result: dict[str, Any]) -> None:
     """A prompt's last row counted as decode, or the forced tokens not at all."""
     share = QUICK.decode_tokens / QUICK.document_tokens
@@ -88,9 +130,11 @@ def test_both_phases_and_their_tokens_make_the_whole(result: dict[str, Any]) -> 
         assert whole == pytest.approx(row["kl_mean_nats"], rel=1e-6)
 
 
-def test_rows_of_documents_that_run_together_are_told_apart(bench: Bench) -> None:
+def test_rows_of_documents_that_run_together_are_told_apart(
+    bench: Bench, reference: Reference
+) -> None:
     """They come mixed, and in another order from the reference than from a setting with shorter chunks."""
-    run = measure_setting(bench, bench.settings[-1], reference := measure_reference(bench))
+    run = measure_setting(bench, bench.settings[-1], reference)
     found, scores = Summary(bench, reference).row(run), run.scores
     prompt_len = bench.documents[0].prompt_len
     decoded = scores.kl_nats[scores.position >= prompt_len].mean()
@@ -146,48 +190,16 @@ def test_a_sensitive_tokens_reading_starts_afresh() -> None:
         assert found_N[position] == seen[position - first], position
 
 
-def test_sensitive_tokens_are_those_that_change(bench: Bench) -> None:
+def test_sensitive_tokens_are_those_that_change(reference: Reference) -> None:
     """Within the first ``visible_tokens`` nothing is left out, so nothing may change."""
-    reference = measure_reference(bench)
     for is_sensitive_N in reference.is_sensitive_N:
         assert not is_sensitive_N[: QUICK.visible_tokens].any()
         assert is_sensitive_N[QUICK.visible_tokens :].any()
 
 
-def test_answers_stand_where_they_are_asked_for() -> None:
-    """A question's own tokens counted as an answer, or an answer that is not in the context."""
-    filler = encode("nothing of it here. ")
-    copied = copy_item(encode, filler, 3)
-    text = ByteTokenizer().decode(copied.ids)
-    words = text.split(":")[1].split("nothing")[0].split()
-    answers = [ByteTokenizer().decode(copied.ids[a:b]).strip() for a, b in copied.answers]
-    assert len(words) == 48 and words[8:] == answers
-    assert copied.answers[0][0] == copied.prompt_len and copied.answers[-1][1] == len(copied.ids)
-
-    asked = key_value_item(encode, filler, 3)
-    lines = ByteTokenizer().decode(asked.ids).split("nothing")[0].strip().split("\n")[1:]
-    pairs = dict(found.split(": ") for found in lines)
-    assert len(pairs) == 30 and asked.answers[0][0] == asked.prompt_len
-    for start, stop in asked.answers:
-        key = ByteTokenizer().decode(asked.ids[:start]).rstrip(":").rsplit("\n", 1)[1]
-        assert ByteTokenizer().decode(asked.ids[start:stop]).strip() == pairs[key]
-
-
-def test_words_differ() -> None:
-    """A word that occurs twice would give a key two values."""
-    assert len(set(WORDS)) == len(WORDS) >= 60
-
-
-def test_an_answer_needs_all_of_its_tokens() -> None:
-    item = copy_item(encode, encode("filler"), 0)
-    right = [True] * len(item.ids)
-    right[item.answers[2][1] - 1] = False
-    assert [i for i, found in enumerate(solved(item, right)) if not found] == [2]
-
-
-def test_accuracy_counts_what_the_full_cache_solves(bench: Bench) -> None:
+def test_accuracy_counts_what_the_full_cache_solves(bench: Bench, reference: Reference) -> None:
     """Answers that the full cache misses counted as a policy's failures."""
-    reference = measure_reference(bench)
+    reference = replace(reference, solved=[list(answers) for answers in reference.solved])
     for answers in reference.solved:
         answers[:] = [index < 4 for index in range(len(answers))]
     run = measure_setting(bench, bench.settings[-1], reference)
@@ -202,11 +214,12 @@ def test_accuracy_counts_what_the_full_cache_solves(bench: Bench) -> None:
     assert Summary(bench, reference).row(run)["retrieval_acc_frac"] is None
 
 
-def test_items_that_lose_nothing_are_no_test(bench: Bench, result: dict[str, Any]) -> None:
+def test_items_that_lose_nothing_are_no_test(
+    bench: Bench, reference: Reference, result: dict[str, Any]
+) -> None:
     """Perfect retrieval by a budget that is larger than the items."""
     assert result["rows"][0]["policy"] == "full"
     assert result["rows"][0]["retrieval"] == {"copy": None, "key_value": None}
-    reference = measure_reference(bench)
     roomy = make_settings(SCHEDULE, Sizes(evicted_fracs=(), fixed_fracs=(0.1,)), ("sink_window",))[
         0
     ]
@@ -218,12 +231,13 @@ def test_items_that_lose_nothing_are_no_test(bench: Bench, result: dict[str, Any
 def row(policy: str, saved: float, ppl: float, sensitive: float | None, **more: Any) -> Any:
     found = {"policy": policy, "saved_frac": saved, "ppl_rel_pct": ppl, "strength": "50 %"}
     found |= {"sensitive_ppl_rel_pct": sensitive, "evicted_frac": 0.5, "retrieval_acc_frac": 0.0}
-    return found | {"kl_sensitive_mean_nats": 1.0} | more
+    return found | {"kl_sensitive_mean_nats": 1.0, "kl_mean_nats": 0.25} | more
 
 
 def test_a_claim_keeps_both_limits_and_is_no_controls() -> None:
     """A window looks perfect on the tokens that do not need their context: one limit would let it win."""
     rows = [
+        row("int8", 0.9, 0.1, 0.1, strength="", evicted_frac=None),
         row("sink_window", 0.8, 0.1, 1.0, kl_sensitive_mean_nats=0.3),
         row("key_norm", 0.7, 0.9, 3.1),
         row("heavy_hitter", 0.6, 1.1, 0.0, kl_sensitive_mean_nats=0.4),
@@ -234,71 +248,42 @@ def test_a_claim_keeps_both_limits_and_is_no_controls() -> None:
     assert found["kv_best"] == "observation_window 50 %" and found["kv_saved_frac_at_1pct"] == 0.5
     assert found["kv_sensitive_ppl_rel_pct"] == 2.9
     assert found["kv_threshold_saved_frac_at_1pct"] == 0.3
-    assert found["kv_controls_saved_frac_at_1pct"] == {"sink_window": 0.8}
+    assert found["kv_controls_saved_frac_at_1pct"] == {
+        "int8": 0.9,
+        "sink_window": 0.8,
+    }
     assert list(found["kv_by_budget"]["50 %"]) == ["heavy_hitter", "sink_window"]
-    assert claims(rows[1:3])["kv_saved_frac_at_1pct"] is None
-
-
-def test_settings_differ_in_strength_and_share_the_schedule() -> None:
-    """Ratios for a policy without a budget; a fixed budget without room for the running chunk."""
-    sizes = Sizes(evicted_fracs=(0.25,), fixed_fracs=(0.25, 0.75), thresholds=(0.1,))
-    settings = make_settings(SCHEDULE, sizes, ("threshold", "random"))
-    assert [s.strength for s in settings] == [
-        *("< 0.1 r1536", "25 %", "to 3008 r2406", "to 960 r768", "to 3008 int8")
-    ]
-    assert [s.retention.recent for s in settings] == [1536, 32, 2406, 768, 32]
-    assert [s.retention.compress for s in settings] == [None, None, None, None, "old"]
-    assert {s.retention.interval for s in settings} == {64}
-    budgets = [getattr(s.retention.policy, "evicted_frac", None) for s in settings]
-    assert budgets == [None, 0.25, 0.0, 0.0, 0.0]
+    assert found["kv_by_budget"]["50 %"]["heavy_hitter"]["kl_mean_nats"] == 0.25
+    assert found["kv_int8"]["kl_mean_mnat"] == 250.0
+    without = claims(rows[2:4])
+    assert without["kv_saved_frac_at_1pct"] is None and without["kv_int8"] is None
 
 
 def test_a_line_is_as_wide_as_the_title(result: dict[str, Any]) -> None:
     assert {len(line(found)) for found in result["rows"]} == {len(TITLE)}
 
 
-@pytest.fixture
-def sets(tmp_path: Path) -> Path:
-    for name in ("wiki_articles", "arxiv_latex", "mt_bench_101"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "wiki_articles" / "a.txt").write_text("short\n" + "w" * 99 + "\n" + "x" * 99)
-    papers = [json.dumps({"text": letter * 99}) for letter in "pq"]
-    (tmp_path / "arxiv_latex" / "a.jsonl").write_text("\n".join(papers))
-    turns = [[{"user": "hi", "bot": letter * count}] for letter, count in (("s", 40), ("t", 60))]
-    talks = [json.dumps({"history": history}) for history in turns]
-    (tmp_path / "mt_bench_101" / "a.jsonl").write_text("\n".join(talks))
-    return tmp_path
+def tiny(name: str, *, dtype: str) -> LoadedModel:
+    assert name == app.MODEL
+    return tiny_random(dtype=dtype)
 
 
-def load(data_dir: Path, documents: int) -> list[Document]:
-    return load_documents(
-        ByteTokenizer(),
-        str(data_dir),
-        document_tokens=80,
-        decode_tokens=10,
-        documents=documents,
-        dialogues=1,
-    )
-
-
-def test_documents_are_long_enough_and_dialogues_the_longest(sets: Path) -> None:
-    """A document shorter than asked for would weigh less, and its prompt could be empty."""
-    found = load(sets, 1)
-    assert [d.source for d in found] == ["wiki_articles", "arxiv_latex", "mt_bench_101"]
-    texts = [ByteTokenizer().decode(d.ids) for d in found]
-    assert texts[:2] == ["w" * 80, "p" * 80] and texts[2].startswith("user: hi\nassistant: ttt")
-    assert [len(d.ids) - d.prompt_len for d in found] == [10, 10, 10]
-
-
-def test_too_few_documents_are_refused(sets: Path) -> None:
-    with pytest.raises(ValueError, match="wiki_articles has 2 documents of 80 tokens, and 3 are"):
-        load(sets, 3)
-
-
-def test_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = ["--policies", "full", "random", "--interval", "32", "--documents", "2"]
-    monkeypatch.setattr("sys.argv", ["bench_memory.py", *given])
-    monkeypatch.setenv("TOKENROUTER_DATA_DIR", "sets")
-    chosen = app.parse_arguments("")
-    assert (chosen.policies, chosen.interval, chosen.documents) == (["full", "random"], 32, 2)
-    assert (chosen.recent, chosen.data_dir, chosen.quick) == (32, "sets", False)
+def test_only_the_shipped_configs_and_their_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Numbers of the script's own tuning under the name of a config; a file that nobody can place."""
+    given = ["--quick", "--only-shipped", "--items", "0", "--documents", "1", "--start", "1"]
+    path = tmp_path / "found.json"
+    monkeypatch.setattr("sys.argv", ["bench_memory.py", *given, "--json", str(path)])
+    monkeypatch.delenv("TOKENROUTER_DATA_DIR", raising=False)
+    monkeypatch.setattr(app, "load_model", tiny)
+    app.main("")
+    found = json.loads(path.read_text())
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == found
+    names = [setting.policy for setting in shipped_settings()]
+    assert [row["policy"] for row in found["rows"]] == names
+    assert {row["strength"] for row in found["rows"]} == {SHIPPED} and found["schedule"] is None
+    assert {row["policy"] for row in found["rows"] if row["recent"] is None} == {"full", "int8"}
+    assert found["arguments"]["start"] == found["sizes"]["start"] == 1
+    assert found["arguments"]["only_shipped"] and "commit" in found["provenance"]
+    assert found["provenance"]["hardware"]["cpu"] and found["retrieval"] == {}

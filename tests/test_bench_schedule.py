@@ -13,11 +13,10 @@ from omegaconf import OmegaConf
 from scripts.schedule_bench import app
 from scripts.schedule_bench.kv import int8_kv
 from scripts.schedule_bench.measures import Served, serve_at_once, serve_poisson
-from scripts.schedule_bench.report import as_values, format_served
+from scripts.schedule_bench.report import TITLE, as_values, format_served
 from scripts.schedule_bench.setup import (
-    BASELINES,
     QUICK,
-    SCHEDULES,
+    STATIC,
     TOKEN_LEVEL,
     Bench,
     Sizes,
@@ -32,11 +31,9 @@ from tokenrouter.workloads import RequestSpec
 from tokenrouter.workloads.base import greedy
 
 ROOT = Path(__file__).resolve().parent.parent
-RATIOS = {
-    "tokenlevel_vs_static_tok_s",
-    "tokenlevel_vs_static_ttft_p99",
-    "int8_kv_decode2k_vs_full",
-}
+KEY_OF = {"tok_s": "output_tok_s", "ttft_p99": "ttft_ms_p99"}
+CLAIMS = {f"tokenlevel_vs_static{size}_{name}" for size in ("", "2", "4") for name in KEY_OF}
+RATIOS = CLAIMS | {"int8_kv_decode2k_vs_full"}
 FACTS = {"ranges", "tokenlevel", "baselines", "workloads", "kernels", "sizes", "repeats", "quick"}
 LATENCIES = {
     f"{name}_ms_{percentile}"
@@ -75,8 +72,8 @@ def bench() -> Bench:
     return build(tiny_random(dtype="bfloat16"), QUICK, repeats=1)
 
 
-def served(*, is_one_batch: bool = False, **numbers: list[tuple[float, float]]) -> Served:
-    """Output tok/s and p99 TTFT of passes that were not run; other numbers are the TTFT."""
+def served(*, is_uniform: bool = False, **numbers: list[tuple[float, float]]) -> Served:
+    """Output tok/s and p99 TTFT of passes that were not run; other numbers are the TTFT. Two requests."""
     request = RequestSpec(prompt_ids=(5, 6), params=greedy(3))
     return Served(
         name="made_up",
@@ -88,7 +85,10 @@ def served(*, is_one_batch: bool = False, **numbers: list[tuple[float, float]]) 
             ]
             for name, passes in numbers.items()
         },
-        is_one_batch=is_one_batch,
+        baselines={
+            size: names for size, names in QUICK.baselines.items() if set(names) <= set(numbers)
+        },
+        is_uniform=is_uniform,
     )
 
 
@@ -98,7 +98,8 @@ def test_every_key_that_others_read_is_there(result: dict[str, Any]) -> None:
     assert result["provenance"]["model"] == app.MODEL and result["provenance"]["model_hash"]
     assert list(result["workloads"]) == ["mixed_lengths", "crowd", "poisson", "uniform"]
     for workload in result["workloads"].values():
-        assert list(workload["systems"]) == list(SCHEDULES)
+        assert list(workload["systems"]) == list(QUICK.schedules)
+        assert set(workload) > CLAIMS
         for numbers in workload["systems"].values():
             assert set(numbers) >= LATENCIES | {"output_tok_s", "vs_static_output_tok_s"}
 
@@ -108,23 +109,27 @@ def test_ratios_are_those_of_the_published_workload(result: dict[str, Any]) -> N
     assert set(result["ranges"]) == RATIOS
     for key, (smallest, largest) in result["ranges"].items():
         assert 0.0 < smallest <= result[key] <= largest, key
-    for claim, key in app.CLAIMS.items():
-        found = result["workloads"]["crowd"][claim]
-        assert found["value"]["median"] == result[claim]
-        assert found["baseline"] == result["baselines"][claim] in BASELINES
-        systems = result["workloads"]["crowd"]["systems"]
-        medians = [systems[name][key]["median"] for name in BASELINES]
-        best = max(medians) if key == "output_tok_s" else min(medians)
-        assert systems[result["baselines"][claim]][key]["median"] == best
+    systems = result["workloads"]["crowd"]["systems"]
+    sizes = {"": STATIC, "2": STATIC, "4": QUICK.baselines[4]}
+    for size, baselines in sizes.items():
+        for name, key in KEY_OF.items():
+            claim = f"tokenlevel_vs_static{size}_{name}"
+            found = result["workloads"]["crowd"][claim]
+            assert found["value"]["median"] == result[claim]
+            assert found["baseline"] == result["baselines"][claim] in baselines
+            medians = [systems[baseline][key]["median"] for baseline in baselines]
+            best = max(medians) if key == "output_tok_s" else min(medians)
+            assert systems[result["baselines"][claim]][key]["median"] == best
 
 
 def test_there_is_a_table_per_workload(printed: list[str], result: dict[str, Any]) -> None:
     for name in result["workloads"]:
         start = next(i for i, line in enumerate(printed) if line.startswith(f"{name}: "))
-        rows = printed[start + 2 : start + 2 + len(SCHEDULES)]
-        assert [row.split()[0] for row in rows] == list(SCHEDULES)
+        rows = printed[start + 2 : start + 2 + len(QUICK.schedules)]
+        assert [row.split()[0] for row in rows] == list(QUICK.schedules)
+        assert {len(row) for row in rows} == {len(TITLE)}
     last = [line for line in printed if "leave nothing to schedule" in line]
-    assert len(last) == len(app.CLAIMS), "uniform, in throughput and in TTFT"
+    assert len(last) == 2 * len(QUICK.baselines), "uniform, in throughput and in TTFT"
 
 
 def test_workloads_are_those_of_conf() -> None:
@@ -140,7 +145,7 @@ def test_workloads_are_those_of_conf() -> None:
 def test_a_crowd_has_more_requests_than_seats() -> None:
     """With a seat for each of them nobody waits, and the policies would not differ."""
     for sizes in (Sizes(), QUICK):
-        assert sizes.crowd_requests > sizes.seats >= sizes.static_batch
+        assert sizes.crowd_requests > sizes.seats == max(sizes.static_batches)
         crowd = make_workloads(sizes)["crowd"].requests(ByteTokenizer().encode, list(range(3000)))
         lengths = [len(r.prompt_ids) for r in crowd]
         assert len(crowd) == sizes.crowd_requests and set(lengths) == set(sizes.prompt_lengths)
@@ -152,11 +157,25 @@ def test_systems_differ_in_their_schedule_only(bench: Bench) -> None:
     """A static batch of the default size beside seats that were lowered, or a router that is not all_high."""
     for name, llm in bench.systems.items():
         assert llm.router.name == "all_high" and llm.pool is bench.systems[TOKEN_LEVEL].pool
-        assert llm.engine.scheduler.name == SCHEDULES[name].scheduler
-        assert llm.engine.scheduler.limits.phase_order == SCHEDULES[name].phase_order
+        options = QUICK.schedules[name]
+        assert llm.engine.scheduler.name == options.scheduler
+        assert llm.engine.scheduler.limits.phase_order == options.phase_order
         assert llm.engine.scheduler.limits.max_num_seqs == QUICK.seats
-    for name in BASELINES:
-        assert bench.systems[name].engine.scheduler.batch_size == QUICK.static_batch
+    for size, names in QUICK.baselines.items():
+        for name in names:
+            assert bench.systems[name].engine.scheduler.batch_size == size
+
+
+def test_static_batches_of_every_size_run_beside_the_token_level() -> None:
+    """Batches of 8 beside 32 seats: a part of the ratio was that more requests ran at once."""
+    baselines = Sizes().baselines
+    assert list(baselines) == [8, 16, 32] and baselines[8] == tuple(STATIC)
+    assert baselines[32] == ("static_batch_32", "static_prefill_first_32")
+    schedules = Sizes(static_batch=16).schedules
+    assert schedules["static_batch"].static_batch_size == 16
+    assert schedules["static_prefill_first_8"].static_batch_size == 8
+    assert schedules["static_prefill_first_8"].phase_order == "prefill_first"
+    assert list(Sizes(static_batch=12).baselines) == [12, 8, 16, 32]
 
 
 def test_poisson_has_the_crowds_requests_at_a_share_of_its_rate(bench: Bench) -> None:
@@ -187,6 +206,31 @@ def test_each_ratio_has_the_better_baseline_of_its_own_number() -> None:
     assert own["vs_static_output_tok_s"]["median"] == 0.5 and own["ttft_ms_p99"]["max"] == 10.0
 
 
+def test_each_size_has_its_own_ratio_and_the_default_one_stays() -> None:
+    """A larger static batch that only replaced the default baseline, or that was compared with it."""
+    found = served(
+        fcfs=[(30.0, 8.0)],
+        static_batch=[(10.0, 16.0)],
+        static_prefill_first=[(15.0, 20.0)],
+        static_batch_4=[(24.0, 10.0)],
+        static_prefill_first_4=[(20.0, 5.0)],
+    )
+    values = as_values(found)
+    medians = {claim: values[claim]["value"]["median"] for claim in CLAIMS}
+    assert medians == {
+        "tokenlevel_vs_static_tok_s": 2.0,
+        "tokenlevel_vs_static_ttft_p99": 0.5,
+        "tokenlevel_vs_static2_tok_s": 2.0,
+        "tokenlevel_vs_static2_ttft_p99": 0.5,
+        "tokenlevel_vs_static4_tok_s": 1.25,
+        "tokenlevel_vs_static4_ttft_p99": 1.6,
+    }
+    assert values["tokenlevel_vs_static4_tok_s"]["baseline"] == "static_batch_4"
+    assert values["tokenlevel_vs_static4_tok_s"]["pays"]
+    assert not values["tokenlevel_vs_static4_ttft_p99"]["pays"]
+    assert format_served(found).count("Static batches of") == 2
+
+
 def test_the_report_says_where_token_level_scheduling_does_not_pay() -> None:
     """A median that is better by noise counted as a gain; no word where static wins."""
     overlapping = served(
@@ -197,13 +241,9 @@ def test_the_report_says_where_token_level_scheduling_does_not_pay() -> None:
     text = format_served(overlapping)
     assert "does not pay in output tok/s: a pass of static is as good" in text
     assert "does not pay in p99 TTFT" not in text
-    better = {
-        "fcfs": [(30.0, 8.0)],
-        "static_batch": [(20.0, 9.0)],
-        "static_prefill_first": [(20.0, 9.0)],
-    }
+    better = {"fcfs": [(30.0, 8.0)]} | {name: [(20.0, 9.0)] for name in STATIC}
     assert "does not pay" not in format_served(served(**better))
-    noise = format_served(served(**better, is_one_batch=True))
+    noise = format_served(served(**better, is_uniform=True))
     assert noise.count("does not pay") == noise.count("nothing to schedule") == 2
 
 
@@ -211,10 +251,11 @@ def test_only_equal_requests_that_fit_one_static_batch_leave_nothing_to_schedule
     bench: Bench,
 ) -> None:
     """Equal requests in several static batches do wait for whole batches."""
-    assert serve_at_once(bench, "uniform").is_one_batch
-    assert not serve_at_once(bench, "mixed_lengths").is_one_batch
+    assert serve_at_once(bench, "uniform").is_one_batch(2)
+    assert not serve_at_once(bench, "mixed_lengths").is_one_batch(4)
     bench.requests["two_batches"] = bench.requests["uniform"] * 2
-    assert not serve_at_once(bench, "two_batches").is_one_batch
+    two = serve_at_once(bench, "two_batches")
+    assert not two.is_one_batch(2) and two.is_one_batch(4)
 
 
 def test_int8_kv_is_int8_kv(bench: Bench) -> None:

@@ -37,6 +37,14 @@ def run(bench: Bench) -> dict[str, Any]:
 
 
 def parse_arguments(description: str) -> argparse.Namespace:
+    """The command line's options.
+
+    Args:
+        description: of the script, for ``--help``.
+
+    Raises:
+        SystemExit: an option that does not exist or is out of its range, which stderr then names.
+    """
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=description, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="little work: to see that it runs")
@@ -47,6 +55,11 @@ def parse_arguments(description: str) -> argparse.Namespace:
 
 
 def main(description: str) -> None:
+    """Measures, prints provenance, ratios and spreads, and as the last line one JSON object of medians.
+
+    Args:
+        description: of the script, for ``--help``.
+    """
     args = parse_arguments(description)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("transformers").setLevel(logging.ERROR)

@@ -1,6 +1,6 @@
 """Everything that is built before anything is measured: systems, requests, the peer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -94,34 +94,26 @@ def build(
     backend: str = "auto",
     dtype: str = "bfloat16",
 ) -> Bench:
-    """The systems and the peer; ``peer_model`` is transformers' model in ``dtype``."""
+    """The systems and the peer.
+
+    Args:
+        model_f32: the reference of KL; the systems run it in ``dtype``.
+        peer_model: transformers' model in ``dtype``.
+        sizes: how much is run.
+        repeats: turns that count.
+        high_frac: the routed systems' budget, 0 to 1.
+        backend: of the kernels.
+        dtype: of the systems' high path.
+    """
     model = model_f32.astype(dtype)
     encode = partial(model.tokenizer.encode, add_special_tokens=False)
-    documents = PythonDocs().documents()
-    ids, held_out = (
-        list(encode("\n\n".join(side(documents))))
-        for side in (evaluation_documents, calibration_documents)
-    )
+    ids, held_out = _both_sides(encode)
     mix = LengthMix(prompt_lengths=sizes.prompt_lengths, output_min=8, output_max=sizes.output_max)
     requests = mix.requests(encode, ids)
     passages = calibration_passages(requests, held_out, seed=0)
     pools = {name: build_pool(name, model, kernels=backend) for name in ("int8", "int8_shared")}
+    llm = partial(_llm, model, passages)
     head_low = PoolSpec(low=Int8Executor, lm_head="low")
-    layers = model.config.num_layers
-    chosen = tuple(
-        sorted({round(i * (layers - 1) / (OBSERVED_LAYERS - 1)) for i in range(OBSERVED_LAYERS)})
-    )
-    observe = ObserveOptions(prefill_layers=chosen, prefill_queries=OBSERVED_QUERIES)
-
-    def llm(router: Router | str, pool: ExecutorPool, **options: Any) -> LLM:
-        return LLM(
-            model,
-            router=router,
-            executors=pool,
-            calibration_ids=passages,
-            options=EngineOptions(**options),
-        )
-
     return Bench(
         sizes=sizes,
         repeats=repeats,
@@ -131,24 +123,64 @@ def build(
         requests=requests,
         pools=pools,
         llm=llm,
-        systems={
-            "all_high": llm("all_high", pools["int8"]),
-            "all_low": llm("all_low", pools["int8"]),
-            "routed": llm(routed_router(high_frac), pools["int8"]),
-            "shared_high": llm("all_high", pools["int8_shared"]),
-            "shared_routed": llm(routed_router(high_frac), pools["int8_shared"]),
-        },
-        observed=llm("all_high", pools["int8"], observe=observe),
+        systems=_systems(llm, pools, high_frac),
+        observed=llm("all_high", pools["int8"], observe=_observed(model.config.num_layers)),
         head_low=llm("all_low", build_pool(head_low, model, kernels=backend)),
         reference_kernels=llm("all_high", build_pool("full", model, kernels="reference")),
         float32=LLM(model_f32, executors=build_pool("full", model_f32, kernels=backend)),
-        peer=TransformersPeer(
-            peer_model,
-            requests,
-            batch_size=STATIC_BATCH,
-            pad_id=getattr(model.tokenizer, "pad_token_id", None) or 0,
-        ),
+        peer=_peer(peer_model, requests, model.tokenizer),
     )
+
+
+def _both_sides(encode: Callable[[str], Sequence[int]]) -> tuple[list[int], list[int]]:
+    """Ids of the evaluation text, and of the text on which thresholds are set."""
+    documents = PythonDocs().documents()
+    return (
+        list(encode("\n\n".join(evaluation_documents(documents)))),
+        list(encode("\n\n".join(calibration_documents(documents)))),
+    )
+
+
+def _llm(
+    model: LoadedModel,
+    passages: Sequence[Sequence[int]],
+    router: Router | str,
+    pool: ExecutorPool,
+    **options: Any,
+) -> LLM:
+    return LLM(
+        model,
+        router=router,
+        executors=pool,
+        calibration_ids=passages,
+        options=EngineOptions(**options),
+    )
+
+
+def _systems(
+    llm: Callable[[Router | str, ExecutorPool], LLM],
+    pools: Mapping[str, ExecutorPool],
+    high_frac: float,
+) -> dict[str, LLM]:
+    return {
+        "all_high": llm("all_high", pools["int8"]),
+        "all_low": llm("all_low", pools["int8"]),
+        "routed": llm(routed_router(high_frac), pools["int8"]),
+        "shared_high": llm("all_high", pools["int8_shared"]),
+        "shared_routed": llm(routed_router(high_frac), pools["int8_shared"]),
+    }
+
+
+def _observed(num_layers: int) -> ObserveOptions:
+    """Prompts report from ``OBSERVED_LAYERS`` layers, evenly spread from the first to the last."""
+    last, gaps = num_layers - 1, OBSERVED_LAYERS - 1
+    layers = sorted({round(i * last / gaps) for i in range(OBSERVED_LAYERS)})
+    return ObserveOptions(prefill_layers=tuple(layers), prefill_queries=OBSERVED_QUERIES)
+
+
+def _peer(peer_model: Any, requests: list[RequestSpec], tokenizer: Any) -> TransformersPeer:
+    pad_id = getattr(tokenizer, "pad_token_id", None) or 0
+    return TransformersPeer(peer_model, requests, batch_size=STATIC_BATCH, pad_id=pad_id)
 
 
 def routed_router(high_frac: float) -> RuleRouter:

@@ -32,6 +32,15 @@ OTHERS = (REFERENCE, LIBRARY, SEPARATE)
 
 
 def parse_arguments(description: str, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options, and ``shapes``: the model's.
+
+    Args:
+        description: of the script, for ``--help``.
+        arguments: None: the command line's.
+
+    Raises:
+        SystemExit: an option that does not exist or is out of its range, which stderr then names.
+    """
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=description, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="little work: to see that it runs")

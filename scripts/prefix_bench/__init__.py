@@ -1,0 +1,1 @@
+"""What ``bench_prefix.py`` is made of."""

@@ -1,0 +1,49 @@
+"""Guards conf/experiment/small_kv: a config that is not what was measured, or that saves nothing where it runs."""
+
+import json
+from pathlib import Path
+
+from scripts.memory_bench import app
+from scripts.memory_bench.settings import make_settings
+from scripts.memory_bench.sizes import Sizes
+from tests.tasks.jobs import compose_config, run_in
+from tokenrouter.evaluation.systems import BASELINES
+from tokenrouter.kvcache.retention import Full, RetentionOptions
+from tokenrouter.tasks.build import engine_options
+
+
+def test_it_is_the_row_of_the_benchmark() -> None:
+    """An option that was changed in one of two places: the numbers beside the config are another one's."""
+    schedule = RetentionOptions(policy=Full(), **app.default_schedule())
+    measured = make_settings(schedule, Sizes(), ("heavy_hitter",))[-1]
+    assert measured.strength == "to 1920 int8" and measured.retention is not None
+    retention = engine_options(compose_config("experiment=small_kv")).retention
+    assert retention is not None
+    for name in RetentionOptions.__slots__:
+        if name != "policy":
+            assert getattr(retention, name) == getattr(measured.retention, name), name
+    assert vars(retention.policy) == vars(measured.retention.policy)
+
+
+def test_its_requests_are_longer_than_what_stays() -> None:
+    """The default workload ends before 1,920 tokens: nothing would be evicted, and nothing shown."""
+    cfg = compose_config("experiment=small_kv")
+    assert cfg.workload.prompt_tokens > 2 * cfg.kvcache.retention.policy.max_entries
+    assert cfg.evaluation.window_tokens > 2 * cfg.kvcache.retention.policy.max_entries
+    chosen = compose_config("experiment=small_kv", "router=rule", "executor=int8")
+    assert chosen.router._target_.endswith("RuleRouter") and chosen.executor.low is not None
+
+
+def test_it_evicts_and_compresses(tmp_path: Path) -> None:
+    """A job that composes and then refuses its own options."""
+    folder = run_in(
+        tmp_path,
+        *("experiment=small_kv", "task=benchmark", "model=tiny_random", "logger=none"),
+        *("kvcache.retention.groups=2", "kvcache.retention.policy.max_entries=160"),
+        *("workload.num_requests=2", "workload.prompt_tokens=400", "workload.output_tokens=8"),
+        "evaluation.num_repeats=1",
+    )
+    found = json.loads((folder / "metrics.json").read_text())
+    assert found["kv"]["evicted_tokens"] > 0 and found["kv"]["int8_tokens"] > 0
+    assert found["kv"]["saved_frac"] > 0.3
+    assert set(found["baselines"]) <= set(BASELINES) and "all_high" in found["baselines"]
