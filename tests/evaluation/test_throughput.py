@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from tokenrouter import LLM, SamplingParams
+from tokenrouter import LLM, EngineOptions, SamplingParams
 from tokenrouter.evaluation import throughput
 from tokenrouter.evaluation.metrics import serving_sections
 from tokenrouter.evaluation.progress import Tick
+from tokenrouter.evaluation.rows import make_row
 from tokenrouter.evaluation.throughput import Throughput, measure_throughput, run_requests
 from tokenrouter.executors import ExecutorPool
 from tokenrouter.models import LoadedModel
@@ -97,6 +98,25 @@ def test_stats_of_a_pass_outlive_the_next_pass(model: LoadedModel) -> None:
     first = run_requests(llm, _requests((5, 3)))
     run_requests(llm, _requests((5, 30)))
     assert first.stats.output_tokens == 3
+
+
+def test_every_systems_row_says_what_its_preemptions_cost(model: LoadedModel) -> None:
+    """systems.json had the slots of a system's peak, and not what others lost to it."""
+    options = EngineOptions(num_kv_slots=90, max_num_seqs=4)
+    llm = LLM(model, options=options)
+    passes = tuple(run_requests(llm, _requests(*[(n, 30)] * 4)) for n in (20, 2))
+    row = make_row(
+        "all_high",
+        chosen=False,
+        throughput=Throughput(repeats=passes),
+        slo=None,
+        quality=None,
+        reference_ppl=None,
+    )
+    counts = [repeat.stats.num_preemptions for repeat in passes]
+    again = [repeat.stats.reused_tokens for repeat in passes]
+    assert counts[0] > counts[1] and again[0] > again[1]
+    assert (row.preemptions, row.swaps_out, row.recomputed_tokens) == (counts[0], 0, again[0])
 
 
 def test_systems_take_turns(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenrouter.kernels import Int8Entries
 from tokenrouter.kvcache import HostTier, KVArena, KVPool
+from tokenrouter.kvcache import host as host_module
+from tokenrouter.kvcache.host import SwapCost, SwapCounts, measure_swap
 
 NUM_SLOTS, GROUPS = 60, (0, 1, 0)
 
@@ -113,3 +116,105 @@ def test_no_room_and_no_gain() -> None:
     assert swapped is not None and (host.live, host.free, pool.live) == (15, 5, 0)
     host.drop(swapped)
     assert host.free == 20
+
+
+class Clock:
+    """Stands still but where it is told that something took time."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize("form", ["full", "int8", "converted"])
+def test_the_choice_knows_what_a_gather_and_a_scatter_cost(
+    monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """One clone of contiguous bytes was timed, and neither the gather nor what each layer costs by itself."""
+    _, arena = parts(form)
+    clock, read, write = Clock(), KVArena.read, KVArena.write
+
+    def slow_read(self: KVArena, layer: int, slots_N: torch.Tensor):  # type: ignore[no-untyped-def]
+        clock.now_s += 5.0 + 2.0 * len(slots_N)
+        return read(self, layer, slots_N)
+
+    def slow_write(
+        self: KVArena,
+        layer: int,
+        slots_N: torch.Tensor,
+        is_int8_N: torch.Tensor,
+        full: torch.Tensor,
+        int8: Int8Entries,
+    ) -> None:
+        clock.now_s += 1.0 + 3.0 * len(slots_N)
+        write(self, layer, slots_N, is_int8_N, full, int8)
+
+    monkeypatch.setattr(host_module, "time", clock)
+    monkeypatch.setattr(KVArena, "read", slow_read)
+    monkeypatch.setattr(KVArena, "write", slow_write)
+    cost = measure_swap(arena)
+    assert cost.fixed_s == pytest.approx(3 * 6.0) and cost.entry_s == pytest.approx(3 * 5.0)
+    assert cost.seconds(100) == pytest.approx(3 * (6.0 + 100 * 5.0))
+
+
+@pytest.mark.parametrize("form", ["full", "int8", "converted"])
+def test_timing_writes_to_no_slot_of_the_arena(form: str) -> None:
+    """A copy timed on slots that hold entries, or on free ones, whose pages it would touch."""
+    pool, arena = parts(form)
+    fill(arena)
+    tensors = [arena.kv_LSPD, *(part for entries in arena.int8 or () for part in entries)]
+    before = [tensor.clone() for tensor in tensors]
+    HostTier(pool, arena, GROUPS, NUM_SLOTS)
+    assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
+
+
+@pytest.mark.parametrize(("recompute_s", "copies"), [(1.99, False), (2.01, True)])
+def test_entries_count_by_the_layers_that_have_them(recompute_s: float, copies: bool) -> None:
+    """The group with most entries stood for all layers, so that a request with few elsewhere was computed again."""
+    pool, arena = parts("full")
+    row = pool.acquire_row(20)
+    pool.extend(row, 20)
+    pool.evict(row, 0, np.arange(20) < 5)  # of layers 0 and 2; layer 1 keeps 20: a mean of 10
+    host = HostTier(pool, arena, GROUPS, NUM_SLOTS, recompute_s=recompute_s)
+    host._cost = SwapCost(fixed_s=10.0, entry_s=3.0)
+    assert (host.swap_out(row, 20) is not None) is copies
+
+
+def test_what_it_did_is_counted() -> None:
+    """Counters that miss a direction, count refusals, or keep the peak of the pass before."""
+    pool, arena = parts("full")
+    host = HostTier(pool, arena, GROUPS, 30)
+    rows = [pool.acquire_row(20) for _ in range(3)]
+    for row in rows:
+        pool.extend(row, 12)
+    first, second = host.swap_out(rows[0], 12), host.swap_out(rows[1], 12)
+    assert first is not None and second is not None
+    assert host.swap_out(rows[2], 12) is None
+    assert host.counts == SwapCounts(2, 0, host.counts.copy_s, 24, 24 * arena.bytes_per_slot)
+    out_s = host.counts.copy_s
+    host.swap_in(first, pool.acquire_row(20))
+    host.drop(second)
+    assert out_s > 0.0 and host.counts.copy_s > out_s
+    assert (host.counts.num_in, host.peak_live, host.live) == (1, 24, 0)
+    host.counts.reset()
+    assert host.counts == SwapCounts()
+    assert host.swap_out(rows[2], 12) is not None
+    assert (host.peak_live, host.counts.peak_bytes) == (12, 12 * arena.bytes_per_slot)
+
+
+def test_bytes_of_both_forms_are_counted() -> None:
+    """Scales left out, or an int8 entry counted as a full one."""
+    pool, arena = parts("converted")
+    row = pool.acquire_row(20)
+    pool.extend(row, 10)
+    for group, table in enumerate(pool.tables):
+        moves = table.convert(row, np.arange(10) < 4)
+        for layer, of in enumerate(GROUPS):
+            if of == group:
+                arena.to_int8(layer, moves)
+    host = HostTier(pool, arena, GROUPS, NUM_SLOTS)
+    swapped = host.swap_out(row, 10)
+    assert swapped is not None
+    assert swapped.num_bytes == 6 * arena.bytes_per_slot + 4 * arena.int8_bytes_per_slot

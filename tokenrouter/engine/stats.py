@@ -6,6 +6,7 @@ import numpy as np
 
 from tokenrouter.engine.decider import StepDecision
 from tokenrouter.engine.step import IntArray
+from tokenrouter.kvcache.host import SwapCounts
 from tokenrouter.models import ForwardTimes
 from tokenrouter.types import Phase
 
@@ -28,6 +29,8 @@ class EngineStats:
         route_names: the routes of the engine's table; the index in the three arrays.
         decided_tokens: tokens that got their route, each once, in the step that decided it.
         reused_tokens: tokens that ran again on the route they had (recompute after preemption).
+        num_preemptions: requests that lost their slots, to the host tier or to be computed again.
+        swaps: those to the host tier. The tier itself counts in it: a reset empties it and keeps it.
         shared_tokens: prompt tokens that were not computed, as an earlier request's entries were used.
         num_rejected: requests refused because the queue was full.
         peak_live_slots: most KV slots in use at once.
@@ -52,6 +55,7 @@ class EngineStats:
     decided_tokens: int = 0
     reused_tokens: int = 0
     num_preemptions: int = 0
+    swaps: SwapCounts = field(default_factory=SwapCounts)
     shared_tokens: int = 0
     num_rejected: int = 0
     peak_live_slots: int = 0
@@ -81,7 +85,8 @@ class EngineStats:
 
     def reset(self) -> None:
         """Back to zero."""
-        fresh = EngineStats(route_names=self.route_names)
+        self.swaps.reset()
+        fresh = EngineStats(route_names=self.route_names, swaps=self.swaps)
         for name in self.__slots__:
             setattr(self, name, getattr(fresh, name))
 
@@ -134,6 +139,11 @@ class EngineStats:
     def decode_tokens(self) -> int:
         """Generated tokens that ran."""
         return int(self.executed_tokens[Phase.DECODE].sum())
+
+    @property
+    def num_recomputes(self) -> int:
+        """Preemptions that lost their entries; their tokens count in ``reused_tokens`` when they run again."""
+        return self.num_preemptions - self.swaps.num_out
 
     @property
     def overhead_frac(self) -> float:

@@ -109,7 +109,7 @@ def serving_sections(llm: LLM, passes: Sequence[Repeat]) -> dict[str, Section]:
 def _kv(llm: LLM, stats: Sequence[EngineStats]) -> Section:
     """Peaks over the passes; entries evicted as tokens of all layer groups; per pass, so that passes do not add up."""
     num_groups = len(llm.engine.pool.tables)
-    return {
+    section: Section = {
         "peak_live_bytes": max(s.peak_live_bytes for s in stats),
         "peak_allocated_bytes": max(s.peak_allocated_bytes for s in stats),
         "saved_frac": 1
@@ -118,7 +118,21 @@ def _kv(llm: LLM, stats: Sequence[EngineStats]) -> Section:
         "int8_tokens": max(s.peak_int8_tokens for s in stats),
         "shared_tokens": max(s.shared_tokens for s in stats),
         "compactions": max(s.num_compactions for s in stats),
+        "preemption": {
+            "preemptions": max(s.num_preemptions for s in stats),
+            "swaps_out": max(s.swaps.num_out for s in stats),
+            "swaps_in": max(s.swaps.num_in for s in stats),
+            "recomputes": max(s.num_recomputes for s in stats),
+            "recomputed_tokens": max(s.reused_tokens for s in stats),
+        },
     }
+    if llm.engine.scheduler.host is not None:
+        section["host"] = {
+            "peak_entries": max(s.swaps.peak_entries for s in stats),
+            "peak_bytes": max(s.swaps.peak_bytes for s in stats),
+            "copy_ms": 1e3 * max(s.swaps.copy_s for s in stats),
+        }
+    return section
 
 
 def overhead_frac(passes: Sequence[Repeat]) -> float:

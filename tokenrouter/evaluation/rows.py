@@ -18,6 +18,9 @@ class SystemRow:
         chosen: this is the router that the run is about.
         high_frac: share of tokens on the route "high" while serving the requests: what throughput
             belongs to.
+        preemptions, swaps_out: requests that lost their slots, and those of them that the host tier kept; most of any
+            pass, as the next.
+        recomputed_tokens: tokens that ran again.
         eval_high_frac: the same in forced prefill of the windows: what KL belongs to.
         eval_decode_high_frac: the same in forced decode.
     """
@@ -31,6 +34,9 @@ class SystemRow:
     ttft_p99_ms: float | None = None
     itl_p99_ms: float | None = None
     kv_peak_live_bytes: int | None = None
+    preemptions: int | None = None
+    swaps_out: int | None = None
+    recomputed_tokens: int | None = None
     high_frac: float | None = None
     kl_mean_nats: float | None = None
     kl_stderr_nats: float | None = None
@@ -58,13 +64,16 @@ def make_row(
     """Gather what was measured of one system."""
     values: dict[str, Any] = {}
     if throughput is not None:
-        latency = throughput.latency()
+        latency, stats = throughput.latency(), [r.stats for r in throughput.repeats]
         values |= {
             "output_tok_s": throughput.output_tok_s,
             "total_tok_s": throughput.total_tok_s,
             "ttft_p99_ms": (latency["ttft_ms"] or {}).get("p99"),
             "itl_p99_ms": (latency["itl_ms"] or {}).get("p99"),
-            "kv_peak_live_bytes": max(r.stats.peak_live_bytes for r in throughput.repeats),
+            "kv_peak_live_bytes": max(s.peak_live_bytes for s in stats),
+            "preemptions": max(s.num_preemptions for s in stats),
+            "swaps_out": max(s.swaps.num_out for s in stats),
+            "recomputed_tokens": max(s.reused_tokens for s in stats),
             "high_frac": throughput.high_frac,
         }
         if slo is not None:

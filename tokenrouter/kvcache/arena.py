@@ -73,6 +73,18 @@ class KVArena:
         """Bytes that one token in int8 occupies over all layers, scales included."""
         return self._int8_bytes
 
+    def small_copy(self, num_layers: int, num_slots: int) -> "KVArena":
+        """A new arena with entries of the same form and size, their content undefined: to time work on it."""
+        kv_LSPD = self.kv_LSPD
+        return KVArena(
+            num_layers=num_layers,
+            num_slots=0 if self.is_all_int8 else num_slots,
+            kv_planes=kv_LSPD.shape[2],
+            head_dim=kv_LSPD.shape[3],
+            dtype=kv_LSPD.dtype,
+            num_int8=num_slots if self.int8 else 0,
+        )
+
     def is_int8(self, slots_N: Tensor) -> Tensor:
         """Which of the slots (int64) hold int8 entries, bool."""
         return slots_N > self.null_slot

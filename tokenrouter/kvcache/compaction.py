@@ -29,10 +29,15 @@ class Compactor:
         self._groups = layer_groups
         self._due_steps = 0
 
-    def compact_if_due(self) -> bool:
-        """After a step: compacts when ``is_due`` was true after so many in a row; returns whether it did."""
+    def compact_if_due(self, *, is_idle: bool = False) -> bool:
+        """After a step: compacts when ``is_due`` was true after so many in a row; returns whether it did.
+
+        Args:
+            is_idle: no request runs or waits: nobody needs the memory soon, and no step may come to count, so that
+                ``is_due`` alone decides.
+        """
         self._due_steps = self._due_steps + 1 if self.is_due else 0
-        if self._due_steps <= PATIENCE_STEPS:
+        if self._due_steps <= (0 if is_idle else PATIENCE_STEPS):
             return False
         self.compact()
         self._due_steps = 0

@@ -1,4 +1,4 @@
-"""Peak memory of this process."""
+"""Memory of this process, now and at its peak."""
 
 import ctypes
 import gc
@@ -8,7 +8,17 @@ from contextlib import suppress
 from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
+_STATM = Path("/proc/self/statm")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+def process_bytes() -> int:
+    """Resident size of this process now.
+
+    Raises:
+        OSError: the system is not Linux.
+    """
+    return int(_STATM.read_text().split()[1]) * resource.getpagesize()
 
 
 def peak_process_bytes() -> int:

@@ -1,0 +1,1 @@
+"""What ``bench_swap.py`` is made of."""
