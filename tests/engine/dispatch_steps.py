@@ -8,7 +8,7 @@ from tokenrouter import SamplingParams
 from tokenrouter.engine.costs import SIZES, CostModel
 from tokenrouter.engine.step import PackedStep, pack
 from tokenrouter.features import TokenHistory
-from tokenrouter.scheduler import Chunk, Request, StepPlan
+from tokenrouter.scheduler import Chunk, Request, StepPlan, TokenRows
 from tokenrouter.types import Route, RouteTable
 
 NUM_LAYERS = 4
@@ -45,6 +45,9 @@ def step_of(chunks: Sequence[tuple[bool, int, int]]) -> tuple[PackedStep, np.nda
     for decoding, _, waited in chunks:
         one = request(10, 11, 6, waited) if decoding else request(0, 3, 3)
         made.append(Chunk(request=one, start=one.num_computed, length=1 if decoding else 3))
+    tokens = TokenRows(len(made), 100)
+    for row, chunk in enumerate(made):
+        tokens.enter(chunk.request, row)
     lengths = [chunk.length for chunk in made]
     executed = np.repeat([route for _, route, _ in chunks], lengths).astype(np.int64)
-    return pack(StepPlan(chunks=tuple(made))), executed
+    return pack(StepPlan(chunks=tuple(made)), tokens), executed

@@ -88,10 +88,7 @@ class Decider:
             decision = self._answer(step, fresh_T)
             requested_T[fresh_T] = decision.route_T.numpy()
             self._warn_if_degraded(requested_T)
-            for c, chunk in enumerate(step.chunks):
-                chunk.request.requested_N[chunk.start : chunk.start + chunk.length] = requested_T[
-                    step.tokens(c)
-                ]
+            step.record_decisions()
         return StepDecision(
             requested_T=requested_T,
             executed_T=self._executed_of[requested_T],
@@ -177,7 +174,7 @@ def _spread(step: PackedStep, fresh_T: NDArray[np.bool_]) -> RoutingDecision:
         route_C.append(answer.route)
         score_C.append(answer.score)
         reason_C.append(reasons.setdefault(answer.reason, len(reasons)))
-    chunk_T = np.repeat(np.arange(len(answers)), np.diff(step.offsets_C))
+    chunk_T = np.repeat(np.arange(len(answers)), step.length_C)
     chunk_N = torch.from_numpy(chunk_T[fresh_T])
     return RoutingDecision(
         route_T=torch.tensor(route_C)[chunk_N],

@@ -38,12 +38,8 @@ class DecisionRecorder:
         fresh_T, answer = decision.fresh_T, decision.decision
         if answer is None:
             return
-        request_T = np.concatenate(
-            [
-                np.full(chunk.length, self._request(chunk.request.request_id))
-                for chunk in step.chunks
-            ]
-        )
+        request_C = [self._request(chunk.request.request_id) for chunk in step.chunks]
+        request_T = np.repeat(request_C, step.length_C)
         reason_of = np.array([self._reason(reason) for reason in answer.reasons])
         batch = step.batch
         self.blocks.append(

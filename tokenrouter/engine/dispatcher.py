@@ -78,7 +78,7 @@ class Dispatcher:
         queues: dict[int, list[int]] = {}
         for c in everything:
             if step.chunks[c].request.decoding:
-                queues.setdefault(int(executed_T[step.offsets_C[c]]), []).append(c)
+                queues.setdefault(int(executed_T[step.first_C[c]]), []).append(c)
         num_prompts = len(everything) - sum(map(len, queues.values()))
         if not queues or (len(queues) == 1 and not num_prompts):
             return Work(forwards=(everything,))

@@ -83,7 +83,7 @@ class LLMEngine:
         self.stats.shared_tokens += plan.num_shared_tokens
         if not plan.chunks:
             return parts.live.take_changed()
-        step, used_slots = pack(plan), self.pool.used
+        step, used_slots = pack(plan, parts.scheduler.tokens), self.pool.used
         self._note_live_bytes()
         scheduled = time.perf_counter()
 
@@ -180,6 +180,7 @@ class LLMEngine:
             self.scheduler.finish(request)
         if silent:
             self._parts.live.forget(request_id)
+        self._give_memory_back()
 
     def has_unfinished(self) -> bool:
         """Whether ``step`` still has something to do or to hand back."""
@@ -189,6 +190,7 @@ class LLMEngine:
         """Empties the prefix cache; requests that run keep what they use of it."""
         if self._parts.sharing is not None:
             self._parts.sharing.cache.clear()
+            self._give_memory_back()
 
     @property
     def decisions(self) -> DecisionRecorder | None:
@@ -260,7 +262,8 @@ class LLMEngine:
     def _give_memory_back(self) -> None:
         num_bytes = self.pool.touched_bytes(self.kv_bytes_per_slot, self.int8_bytes_per_slot)
         self.stats.peak_allocated_bytes = max(self.stats.peak_allocated_bytes, num_bytes)
-        self.stats.num_compactions += self._parts.compactor.compact_if_due()
+        is_idle = not self.scheduler.has_unfinished
+        self.stats.num_compactions += self._parts.compactor.compact_if_due(is_idle=is_idle)
 
     def _feedback(self, route_tokens: dict[str, int], step_s: float) -> StepFeedback:
         return StepFeedback(

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tokenrouter.engine.step import PackedStep
 from tokenrouter.models import Observation
 from tokenrouter.scheduler import Chunk
 
@@ -51,8 +52,8 @@ class Watcher(Protocol):
     def start_step(self) -> None:
         """The step's forwards are about to run."""
 
-    def observe(self, chunks: Sequence[Chunk]) -> Observation | None:
-        """What a forward of ``chunks`` reports; it is filled by the forward. None: nothing."""
+    def observe(self, step: PackedStep, chunks: Sequence[int]) -> Observation | None:
+        """What a forward of some of the step's chunks reports; it is filled by the forward. None: nothing."""
 
 
 class Observer:
@@ -73,10 +74,10 @@ class Observer:
         """Forgets the step before."""
         self._parts = []
 
-    def observe(self, chunks: Sequence[Chunk]) -> Observation | None:
-        """What a forward of ``chunks`` reports; None: nothing."""
+    def observe(self, step: PackedStep, chunks: Sequence[int]) -> Observation | None:
+        """See Watcher."""
         options = self._options
-        is_decode_B = torch.tensor([chunk.length == 1 for chunk in chunks])
+        is_decode_B = torch.from_numpy(step.length_C[list(chunks)] == 1)
         decode_B = is_decode_B.long() * options.decode
         prompts_B = decode_B + ~is_decode_B * options.prefill_queries
         num_observed: dict[int, Tensor] = {}
@@ -87,7 +88,7 @@ class Observer:
         if not num_observed:
             return None
         observation = Observation(num_observed=num_observed)
-        self._parts.append((list(chunks), observation))
+        self._parts.append(([step.chunks[c] for c in chunks], observation))
         return observation
 
     def received(self) -> Received:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenrouter.engine.step import IntArray
+from tokenrouter.engine.step import IntArray, PackedStep
 from tokenrouter.features.draws import DRAW_LEVELS, draw_levels
 from tokenrouter.kernels.attention.reference import gather
 from tokenrouter.kvcache import KVArena, KVPool
@@ -22,7 +22,7 @@ from tokenrouter.kvcache.retention import (
     RouteClass,
 )
 from tokenrouter.models import Observation
-from tokenrouter.scheduler import UNDECIDED, Chunk, Request
+from tokenrouter.scheduler import UNDECIDED, Request
 from tokenrouter.scheduler.request import NEVER
 from tokenrouter.types import RouteTable
 
@@ -37,9 +37,18 @@ class Retired(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A forward: its chunks, and where it reports, per layer group how many entries each saw and what that is."""
+    """A forward: its requests, up to which of their tokens it ran, and what it reports.
 
-    chunks: list[Chunk]
+    Attributes:
+        start_B, stop_B: first token, and the one behind the last.
+        num_observed_B: so many of the last queries report.
+        num_entries: per layer group how many entries each request's last query saw, where the forward reports.
+    """
+
+    requests: list[Request]
+    start_B: IntArray
+    stop_B: IntArray
+    num_observed_B: IntArray
     num_entries: list[list[int]]
     observation: Observation | None
 
@@ -82,19 +91,22 @@ class Retainer:
         """Forgets what the last step's forwards reported."""
         self._parts = []
 
-    def observe(self, chunks: Sequence[Chunk]) -> Observation | None:
-        """What a forward of ``chunks`` reports: queries in the window before a request's next decision."""
-        observation = None
+    def observe(self, step: PackedStep, chunks: Sequence[int]) -> Observation | None:
+        """What a forward of some of the step's chunks reports: queries in the window before the next decision."""
+        of = list(chunks)
+        row_B, start_B = step.row_C[of], step.start_C[of]
+        stop_B = start_B + step.length_C[of]
+        observation, num_observed_B = None, self._num_observed(start_B, stop_B)
         num_entries: list[list[int]] = []
-        if self._watches:
-            counts_B = torch.tensor([self._num_observed(chunk) for chunk in chunks])
-            if bool(counts_B.any()):
-                observation = Observation(num_observed=dict.fromkeys(self._layers, counts_B))
-                num_entries = [
-                    [self._num_entries(chunk, group) for chunk in chunks]
-                    for group in range(len(self._groups))
-                ]
-        self._parts.append(_Part(list(chunks), num_entries, observation))
+        if num_observed_B.any():
+            counts_B = torch.from_numpy(num_observed_B)
+            observation = Observation(num_observed=dict.fromkeys(self._layers, counts_B))
+            for table in self._pool.tables:  # without those that a later query of the row will see
+                unseen_B = table.num_seen_R[row_B] - stop_B
+                num_entries.append((table.num_kept_R[row_B] - unseen_B).tolist())
+        requests = [step.chunks[c].request for c in of]
+        part = _Part(requests, start_B, stop_B, num_observed_B, num_entries, observation)
+        self._parts.append(part)
         return observation
 
     def retire(self) -> Retired:
@@ -106,14 +118,12 @@ class Retainer:
         freed: list[int] = []
         parts, self._parts = self._parts, []
         for part in parts:
-            for chunk in part.chunks:
-                if chunk.start == 0:
-                    self._start(chunk.request)
+            for b in np.flatnonzero(part.start_B == 0).tolist():
+                self._start(part.requests[b])
             self._take(part)
-            for chunk in part.chunks:
-                stop = chunk.start + chunk.length
-                if stop % self.options.interval == 0 and not chunk.request.finished:
-                    freed += self._decide(chunk.request, stop)
+            for b in np.flatnonzero(part.stop_B % self.options.interval == 0).tolist():
+                if not part.requests[b].finished:
+                    freed += self._decide(part.requests[b], int(part.stop_B[b]))
         return Retired(num_decisions=len(freed), evicted_entries=sum(freed))
 
     def _refuse_blind_groups(self) -> None:
@@ -131,12 +141,14 @@ class Retainer:
         shape = len(self._groups), request.max_total
         request.evicted_at_GN = np.full(shape, NEVER, np.int32)
 
-    def _num_observed(self, chunk: Chunk) -> int:
-        """Its last queries that lie in the window; a chunk never crosses a decision."""
-        stop = chunk.start + chunk.length
+    def _num_observed(self, start_B: IntArray, stop_B: IntArray) -> IntArray:
+        """Of each chunk the last queries that lie in the window; a chunk never crosses a decision."""
+        if not self._watches:
+            return np.zeros_like(start_B)
         interval = self.options.interval
-        decision = -(-stop // interval) * interval
-        return max(0, stop - max(chunk.start, decision - self.options.window))
+        decision_B = -(-stop_B // interval) * interval
+        first_B = np.maximum(start_B, decision_B - self.options.window)
+        return np.maximum(stop_B - first_B, 0)
 
     def _take(self, part: _Part) -> None:
         received = part.observation.received if part.observation is not None else {}
@@ -144,19 +156,14 @@ class Retainer:
             positions_RN = self._pool.tables[group].positions_RN
             num_layers = len(set(self._groups[group]) & set(self._layers))
             sizes = part.num_entries[group]
-            for chunk, size, sum_N in zip(part.chunks, sizes, all_N.split(sizes), strict=True):
-                count = self._num_observed(chunk)
-                if count and not chunk.request.finished:
-                    stop = chunk.start + chunk.length
-                    positions_N = torch.from_numpy(positions_RN[chunk.request.row, :size])
-                    statistics = _statistics(chunk.request)[group]
-                    statistics.add(sum_N / num_layers, positions_N, stop - count, stop)
-
-    def _num_entries(self, chunk: Chunk, group: int) -> int:
-        """Entries that are visible to the chunk's last query."""
-        table, row = self._pool.tables[group], chunk.request.row
-        unseen = int(table.num_seen_R[row]) - chunk.start - chunk.length
-        return int(table.num_kept_R[row]) - unseen
+            sum_BN = all_N.split(sizes)
+            for b in np.flatnonzero(part.num_observed_B).tolist():
+                request, stop = part.requests[b], int(part.stop_B[b])
+                if not request.finished:
+                    positions_N = torch.from_numpy(positions_RN[request.row, : sizes[b]])
+                    first = stop - int(part.num_observed_B[b])
+                    statistics = _statistics(request)[group]
+                    statistics.add(sum_BN[b] / num_layers, positions_N, first, stop)
 
     def _decide(self, request: Request, num_seen: int) -> list[int]:
         """Per layer group, how many entries were evicted."""

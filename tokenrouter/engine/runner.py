@@ -58,7 +58,8 @@ class Runner:
         self._executors: Mapping[str, Executor] = pool.executors
         self._arena = arena
         self._builder = builder
-        self._heads = heads
+        self._heads = sorted(set(heads))
+        self._head_of = np.array([self._heads.index(head) for head in heads])
         self._watcher = watcher
 
     @torch.inference_mode()
@@ -66,56 +67,61 @@ class Runner:
         """Runs every forward of ``work``; chunks that are due get logits, in order. Writes KV, changes no request."""
         started = time.perf_counter()
         result = RunResult()
+        due: list[int] = []
         due_hidden: list[Tensor] = []
-        due_heads: list[str] = []
         if self._watcher is not None:
             self._watcher.start_step()
         for chunks in work.forwards:
-            forward, rows = self._builder.build(step, chunks, executed_T)
-            observation = None
-            if self._watcher is not None:
-                observation = self._watcher.observe([step.chunks[c] for c in chunks])
-            hidden_TE = self._decoder.forward(
-                forward,
-                self._executors,
-                self._arena.layers,
-                result.times,
-                observation,
-                self._arena.int8,
-            )
-            offset = 0
-            for c in chunks:
-                chunk = step.chunks[c]
-                tokens = step.tokens(c)
-                chunk_rows = rows[offset : offset + chunk.length]
-                offset += chunk.length
-                if chunk.request.wants_all_logits:
-                    self._sink_all(chunk, hidden_TE[chunk_rows], executed_T[tokens])
-                if chunk.start + chunk.length == chunk.request.num_tokens:
-                    result.chunks.append(chunk)
-                    due_hidden.append(hidden_TE[chunk_rows[-1]])
-                    due_heads.append(self._heads[int(executed_T[tokens.stop - 1])])
-        if due_hidden:
-            result.logits_RV = self._logits(torch.stack(due_hidden), due_heads)
+            of = list(chunks)
+            hidden_TE = self._forward(step, of, executed_T, result.times)
+            stop_B = np.cumsum(step.length_C[of])
+            for b in np.flatnonzero(step.wants_all_C[of]).tolist():
+                c = of[b]
+                chunk_TE = hidden_TE[stop_B[b] - step.length_C[c] : stop_B[b]]
+                self._sink_all(step, c, chunk_TE, executed_T)
+            due_B = np.flatnonzero(step.is_due_C[of])
+            if len(due_B):
+                due += [of[b] for b in due_B.tolist()]
+                due_hidden.append(hidden_TE[torch.from_numpy(stop_B[due_B] - 1)])
+        if due:
+            last = step.first_C[due] + step.length_C[due] - 1
+            result.logits_RV = self._logits(torch.cat(due_hidden), executed_T[last])
+            result.chunks = [step.chunks[c] for c in due]
         result.ran_T = step.index(work.running)
         result.seconds = time.perf_counter() - started
         return result
 
-    def _logits(self, hidden_RE: Tensor, heads: Sequence[str]) -> Tensor:
+    def _forward(
+        self, step: PackedStep, chunks: Sequence[int], executed_T: IntArray, times: ForwardTimes
+    ) -> Tensor:
+        """Hidden states ``[T, E]`` of the chunks' tokens, chunk by chunk; adds to ``times``."""
+        forward, rows = self._builder.build(step, chunks, executed_T)
+        observation = None
+        if self._watcher is not None:
+            observation = self._watcher.observe(step, chunks)
+        hidden_TE = self._decoder.forward(
+            forward, self._executors, self._arena.layers, times, observation, self._arena.int8
+        )
+        return hidden_TE.index_select(0, rows)
+
+    def _logits(self, hidden_RE: Tensor, executed_R: IntArray) -> Tensor:
         """Logits of each row by the lm_head of its own path."""
-        names = sorted(set(heads))
-        if len(names) == 1:
-            return self._executors[names[0]].logits(hidden_RE)
-        logits_RV = hidden_RE.new_empty(len(heads), self._decoder.config.vocab_size)
-        for name in names:
-            index = torch.tensor([row for row, head in enumerate(heads) if head == name])
-            logits_RV[index] = self._executors[name].logits(hidden_RE[index])
+        head_R = self._head_of[executed_R]
+        heads = np.unique(head_R).tolist()
+        if len(heads) == 1:
+            return self._executors[self._heads[heads[0]]].logits(hidden_RE)
+        logits_RV = hidden_RE.new_empty(len(head_R), self._decoder.config.vocab_size)
+        for head in heads:
+            index = torch.from_numpy(np.flatnonzero(head_R == head))
+            logits_RV[index] = self._executors[self._heads[head]].logits(hidden_RE[index])
         return logits_RV
 
-    def _sink_all(self, chunk: Chunk, hidden_TE: Tensor, executed_T: IntArray) -> None:
+    def _sink_all(self, step: PackedStep, c: int, hidden_TE: Tensor, executed_T: IntArray) -> None:
+        """Hands over the logits of all tokens of chunk ``c``, whose hidden states are ``hidden_TE``."""
+        chunk, first = step.chunks[c], int(step.first_C[c])
         for start in range(0, chunk.length, LOGITS_ROWS):
-            rows = slice(start, min(start + LOGITS_ROWS, chunk.length))
-            heads = [self._heads[int(route)] for route in executed_T[rows]]
-            chunk.request.hand_over(
-                chunk.start + start, self._logits(hidden_TE[rows], heads).float()
+            stop = min(start + LOGITS_ROWS, chunk.length)
+            logits_RV = self._logits(
+                hidden_TE[start:stop], executed_T[first + start : first + stop]
             )
+            chunk.request.hand_over(chunk.start + start, logits_RV.float())

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenrouter.kvcache import KVPool, SlotTable
-from tokenrouter.scheduler import Chunk, StepPlan
+from tokenrouter.scheduler import Chunk, StepPlan, TokenRows
 from tokenrouter.types import (
     AttentionBatch,
     ForwardBatch,
@@ -32,56 +32,73 @@ class PackedStep:
     """The tokens of a plan, request by request.
 
     Attributes:
-        chunks: the plan's chunks; chunk c holds tokens ``offsets_C[c]`` to ``offsets_C[c + 1]``.
+        chunks: the plan's chunks; chunk c holds tokens ``first_C[c]`` to ``first_C[c] + length_C[c]``.
+        row_C, start_C, length_C: int64, of each chunk its request's row, its first position and its tokens.
+        is_due_C: which chunks reach their request's last token, so that its next one is due.
+        wants_all_C: which requests want the logits of every position.
         requested_T: the recorded decision per token, UNDECIDED where there is none.
+        tokens: where decisions are recorded.
     """
 
     batch: TokenBatch
     chunks: tuple[Chunk, ...]
-    offsets_C: tuple[int, ...]
+    row_C: IntArray
+    start_C: IntArray
+    length_C: IntArray
+    first_C: IntArray
+    is_due_C: NDArray[np.bool_]
+    wants_all_C: NDArray[np.bool_]
     requested_T: IntArray
-
-    def tokens(self, chunk: int) -> slice:
-        """Where chunk number ``chunk`` lies in the batch."""
-        return slice(self.offsets_C[chunk], self.offsets_C[chunk + 1])
+    tokens: TokenRows
 
     def index(self, chunks: Sequence[int]) -> IntArray:
         """Where the tokens of ``chunks`` lie in the batch, chunk by chunk."""
-        return np.concatenate([np.arange(*self.offsets_C[c : c + 2]) for c in chunks])
+        of = list(chunks)
+        return _ranges(self.first_C[of], self.length_C[of])
+
+    def record_decisions(self) -> None:
+        """Keeps ``requested_T`` with the requests."""
+        row_T, positions_T = self.batch.row_T.numpy(), self.batch.positions_T.numpy()
+        self.tokens.requested_RN[row_T, positions_T] = self.requested_T
 
 
-def pack(plan: StepPlan) -> PackedStep:
+def pack(plan: StepPlan, tokens: TokenRows) -> PackedStep:
     """Lays the plan's tokens side by side."""
-    spans = [
-        (chunk.request, slice(chunk.start, chunk.start + chunk.length)) for chunk in plan.chunks
-    ]
-    lengths = [chunk.length for chunk in plan.chunks]
-    positions_T = np.concatenate([np.arange(span.start, span.stop) for _, span in spans])
-    prompt_len_T = np.repeat([request.prompt_len for request, _ in spans], lengths)
+    requests = [chunk.request for chunk in plan.chunks]
+    row_C = np.array([request.row for request in requests])
+    start_C = np.array([chunk.start for chunk in plan.chunks])
+    length_C = np.array([chunk.length for chunk in plan.chunks])
+    prompt_len_C = [request.prompt_len for request in requests]
+    positions_T, row_T = _ranges(start_C, length_C), np.repeat(row_C, length_C)
+    prompt_len_T = np.repeat(prompt_len_C, length_C)
     phase_T = np.where(positions_T < prompt_len_T, int(Phase.PREFILL), int(Phase.DECODE))
     batch = TokenBatch(
-        ids_T=torch.from_numpy(
-            np.concatenate([request.history.ids[span] for request, span in spans])
-        ),
+        ids_T=torch.from_numpy(tokens.ids_RN[row_T, positions_T]),
         positions_T=torch.from_numpy(positions_T),
-        row_T=torch.from_numpy(np.repeat([request.row for request, _ in spans], lengths)),
+        row_T=torch.from_numpy(row_T),
         phase_T=torch.from_numpy(phase_T),
         prompt_len_T=torch.from_numpy(prompt_len_T),
-        repeats_T=torch.from_numpy(
-            np.concatenate([request.history.repeats[span] for request, span in spans])
-        ),
-        prefix_hash_T=torch.from_numpy(
-            np.concatenate([request.history.prefix_hash[span] for request, span in spans])
-        ),
+        repeats_T=torch.from_numpy(tokens.repeats_RN[row_T, positions_T]),
+        prefix_hash_T=torch.from_numpy(tokens.prefix_hash_RN[row_T, positions_T]),
     )
     return PackedStep(
         batch=batch,
         chunks=plan.chunks,
-        offsets_C=(0, *np.cumsum(lengths).tolist()),
-        requested_T=np.concatenate([request.requested_N[span] for request, span in spans]).astype(
-            np.int64
-        ),
+        row_C=row_C,
+        start_C=start_C,
+        length_C=length_C,
+        first_C=np.cumsum(length_C) - length_C,
+        is_due_C=start_C + length_C == [request.num_tokens for request in requests],
+        wants_all_C=np.array([request.wants_all_logits for request in requests]),
+        requested_T=tokens.requested_RN[row_T, positions_T].astype(np.int64),
+        tokens=tokens,
     )
+
+
+def _ranges(start_C: IntArray, length_C: IntArray) -> IntArray:
+    """``arange(start, start + length)`` of each, one after another."""
+    shift_T: IntArray = np.repeat(start_C - (np.cumsum(length_C) - length_C), length_C)
+    return np.arange(len(shift_T)) + shift_T
 
 
 class ForwardBuilder:
@@ -104,11 +121,8 @@ class ForwardBuilder:
         Returns:
             The ForwardBatch, and int64 rows: entry i is the forward's row of the i-th token of the group.
         """
-        index_T = step.index(chunks)
-        parts = [step.chunks[c] for c in chunks]
-        num_queries_B = np.array([part.length for part in parts])
-        start_B = np.array([part.start for part in parts])
-        row_B = np.array([part.request.row for part in parts])
+        index_T, of = step.index(chunks), list(chunks)
+        row_B, start_B, num_queries_B = step.row_C[of], step.start_C[of], step.length_C[of]
         stop_B = start_B + num_queries_B
         route_T = executed_T[index_T]
         # By route, so that executors get slices; within a route the longest context first, so that attention's groups

@@ -54,6 +54,19 @@ class TokenHistory:
     def __len__(self) -> int:
         return self._length
 
+    def move(
+        self,
+        ids_N: NDArray[np.int64],
+        repeats_N: NDArray[np.int64],
+        prefix_hash_N: NDArray[np.int64],
+    ) -> None:
+        """Goes on in other arrays; their length is the capacity, and must hold what is there."""
+        n = self._length
+        ids_N[:n] = self.ids[:n]
+        repeats_N[:n] = self.repeats[:n]
+        prefix_hash_N[:n] = self.prefix_hash[:n]
+        self.ids, self.repeats, self.prefix_hash = ids_N, repeats_N, prefix_hash_N
+
     def append(self, token_id: int) -> None:
         """Adds one token in constant time; raises ValueError when full or the id is negative."""
         n = self._length

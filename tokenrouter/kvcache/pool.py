@@ -44,6 +44,7 @@ class KVPool:
 
     Attributes:
         num_slots: slots of every group.
+        max_rows: requests that can be admitted at once.
         max_len: tokens that a row can hold.
         slots_for: the most slots that a request of so many tokens holds at once.
         tables: one per layer group, by the group's number.
@@ -82,6 +83,7 @@ class KVPool:
                 + ", ".join(map(str, sizes))
             )
         self.num_slots = num_slots
+        self.max_rows = max_rows
         self.max_len = max_len
         self.slots_for = slots_for or int
         self.tables: tuple[SlotTable, ...] = tuple(
@@ -187,6 +189,19 @@ class KVPool:
             table.extend(row, length)
         return True
 
+    def extend_all(self, row_B: SlotArray, length_B: SlotArray) -> bool:
+        """``extend`` for different rows at once, where free slots suffice for all: no cached prefix makes way.
+
+        Returns:
+            False, and no row changed, where they do not, or a row cannot get so long.
+        """
+        wanted_B = np.maximum(length_B - self.tables[0].num_seen_R[row_B], 0)
+        if int(wanted_B.sum()) > self.free or int(length_B.max(initial=0)) > self.max_len:
+            return False
+        for table in self.tables:
+            table.extend_all(row_B, length_B)
+        return True
+
     def adopt(self, row: int, prefix: Prefix) -> None:
         """Lets a fresh row use the entries of a cached prefix, in every group."""
         for group, table in enumerate(self.tables):
@@ -209,7 +224,7 @@ class KVPool:
         if self.free < num_slots:
             if self.prefixes is None or self.available < num_slots:
                 return False
-            slack = min(SLACK_PER_ROW * len(self.tables[0].num_kept_R), self.num_slots // 16)
+            slack = min(SLACK_PER_ROW * self.max_rows, self.num_slots // 16)
             self.prefixes.drop_until_free(min(num_slots + slack, self.available))
         return self.free >= num_slots
 

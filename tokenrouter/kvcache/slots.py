@@ -72,18 +72,26 @@ class Slots:
         """What was kept for ``row`` is anybody's."""
         self._promised_S[self._promised_S == row] = NOBODY
 
-    def take_next(self, row: int, last: int) -> int:
-        """The neighbour behind slot ``last``, now the row's; ``NOBODY`` (and nothing changed) where it is not free."""
-        slot = last + 1
-        if slot >= self.end or self._users_S[slot]:
-            return NOBODY
-        if self._promised_S[slot] not in (row, NOBODY):
-            return NOBODY
-        self._users_S[slot] = 1
-        self.num_touched += not self._touched_S[slot]
-        self._touched_S[slot] = True
-        self._count_taken(1)
-        return slot
+    def take_next(self, row_B: SlotArray, last_B: SlotArray) -> tuple[SlotArray, NDArray[np.bool_]]:
+        """The neighbours behind slots ``last_B``, now the rows', where they are free and nobody else's.
+
+        Returns:
+            The neighbours, and which of them were taken. Of rows with one and the same neighbour one gets it.
+        """
+        slot_B = np.minimum(last_B + 1, self.end)  # the null slot: none
+        is_taken_B = (slot_B < self.end) & (self._users_S[slot_B] == 0)
+        promised_B = self._promised_S[slot_B]
+        is_taken_B &= (promised_B == row_B) | (promised_B == NOBODY)
+        taken = np.flatnonzero(is_taken_B)
+        slots, first = np.unique(slot_B[taken], return_index=True)
+        if len(slots) < len(taken):
+            is_taken_B[:] = False
+            is_taken_B[taken[first]] = True
+        self._users_S[slots] = 1
+        self.num_touched += int((~self._touched_S[slots]).sum())
+        self._touched_S[slots] = True
+        self._count_taken(len(slots))
+        return slot_B, is_taken_B
 
     def take(self, row: int, last: int, wanted: int) -> SlotArray:
         """Free slots for a row's next tokens, now the row's: neighbours of ``last``, promised (a new run), any.

@@ -64,14 +64,22 @@ class SlotTable:
         if wanted <= 0:
             return
         last = int(self.slots_RN[row, kept - 1]) if kept else NOBODY
-        if wanted == 1 and kept and (slot := self.slots.take_next(row, last)) != NOBODY:
-            self.slots_RN[row, kept] = slot
-            self.positions_RN[row, kept] = seen
-            self.num_kept_R[row] += 1
-            self.num_seen_R[row] += 1
-            return
         self._append(row, self.slots.take(row, last, wanted), np.arange(seen, length))
         self.num_seen_R[row] = length
+
+    def extend_all(self, row_B: SlotArray, length_B: SlotArray) -> None:
+        """``extend`` for different rows at once; a single token in the slot behind the row's newest needs no search."""
+        kept_B, seen_B = self.num_kept_R[row_B], self.num_seen_R[row_B]
+        is_next_B = (length_B - seen_B == 1) & (kept_B > 0)
+        next_B, row_N = np.flatnonzero(is_next_B), row_B[is_next_B]
+        slot_N, is_taken_N = self.slots.take_next(row_N, self.slots_RN[row_N, kept_B[next_B] - 1])
+        taken_B, row_N = next_B[is_taken_N], row_N[is_taken_N]
+        self.slots_RN[row_N, kept_B[taken_B]] = slot_N[is_taken_N]
+        self.positions_RN[row_N, kept_B[taken_B]] = seen_B[taken_B]
+        self.num_kept_R[row_N] += 1
+        self.num_seen_R[row_N] += 1
+        for b in np.flatnonzero(length_B > self.num_seen_R[row_B]).tolist():
+            self.extend(int(row_B[b]), int(length_B[b]))
 
     def evict(self, row: int, is_kept_N: NDArray[np.bool_]) -> int:
         """Drops the row's entries that are not kept; the others close ranks in their order.

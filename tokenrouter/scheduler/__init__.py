@@ -9,6 +9,7 @@ from tokenrouter.scheduler.request import UNDECIDED, Request, RequestDecision
 from tokenrouter.scheduler.sharing import PrefixSharing
 from tokenrouter.scheduler.shortest_first import ShortestFirstScheduler
 from tokenrouter.scheduler.static_batch import StaticBatchScheduler
+from tokenrouter.scheduler.token_rows import TokenRows
 
 POLICIES: dict[str, type[ContinuousScheduler]] = {
     "fcfs": FCFSScheduler,
@@ -34,4 +35,5 @@ __all__ = [
     "ShortestFirstScheduler",
     "StaticBatchScheduler",
     "StepPlan",
+    "TokenRows",
 ]

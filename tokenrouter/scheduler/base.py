@@ -12,6 +12,7 @@ from tokenrouter.kvcache import HostTier, KVPool
 from tokenrouter.scheduler.limits import SchedulerLimits
 from tokenrouter.scheduler.request import Request
 from tokenrouter.scheduler.sharing import PrefixSharing
+from tokenrouter.scheduler.token_rows import TokenRows
 
 
 class QueueFullError(ValueError):
@@ -55,6 +56,7 @@ class Scheduler(ABC):
         cut_every: a chunk ends at the next multiple of it, in the request's own positions; None: anywhere.
         host: keeps the entries of preempted requests while it has room; None, or full: they are computed again.
         sharing: hands prefixes from request to request; None: each computes its own.
+        tokens: what is known of the tokens of the running requests.
         waiting: requests without a row, the next one first.
         running: requests with a row, in the order in which they got it.
     """
@@ -76,6 +78,7 @@ class Scheduler(ABC):
         self.cut_every = cut_every
         self.host = host
         self.sharing = sharing
+        self.tokens = TokenRows(pool.max_rows, pool.max_len)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
 

@@ -10,6 +10,8 @@ from abc import abstractmethod
 from bisect import insort
 from typing import ClassVar
 
+import numpy as np
+
 from tokenrouter.kvcache import HostTier, KVPool, Prefix
 from tokenrouter.scheduler.base import Scheduler, StepPlan
 from tokenrouter.scheduler.draft import Draft
@@ -77,7 +79,7 @@ class ContinuousScheduler(Scheduler):
         if request in self.running:
             self.running.remove(request)
             self.pool.release(request.row)
-            request.row = -1
+            self.tokens.leave(request)
         elif request in self.waiting:
             self.waiting.remove(request)
             if request.swapped is not None and self.host is not None:
@@ -132,8 +134,19 @@ class ContinuousScheduler(Scheduler):
             turns = sorted(decoding, key=lambda request: request.last_turn)[:most]
         else:
             turns = sorted(decoding, key=self._order)
-        for request in turns:
-            self._plan(request, draft)
+        if not self._plan_all(turns, draft):
+            for request in turns:
+                self._plan(request, draft)
+
+    def _plan_all(self, decoding: list[Request], draft: Draft) -> bool:
+        """One token for each, where there are slots for all; else False, and nothing is planned."""
+        row_B = np.array([request.row for request in decoding], np.int64)
+        length_B = np.array([request.num_computed + 1 for request in decoding], np.int64)
+        if not self.pool.extend_all(row_B, length_B):
+            return False
+        for request in decoding:
+            draft.take(request, 1)
+        return True
 
     def _plan_prompts(self, prompts: list[Request], draft: Draft) -> None:
         for request in sorted(prompts, key=self._order):
@@ -183,7 +196,8 @@ class ContinuousScheduler(Scheduler):
         if victim.swapped is None:
             self.pool.release(victim.row)
             victim.num_computed = 0
-        victim.row, victim.waited_steps = -1, 0
+        self.tokens.leave(victim)
+        victim.waited_steps = 0
         victim.num_preemptions += 1
         victim.num_overtaken += any(r.number > victim.number for r in self._unfinished())
         victim.start_waiting()
@@ -204,7 +218,7 @@ class ContinuousScheduler(Scheduler):
             if not self._fits(request, prefix):
                 return
             self.waiting.remove(request)
-            request.row = self.pool.acquire_row(request.max_total)
+            self.tokens.enter(request, self.pool.acquire_row(request.max_total))
             if request.swapped is not None and self.host is not None:
                 self.host.swap_in(request.swapped, request.row)
                 request.swapped = None

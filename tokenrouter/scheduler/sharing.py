@@ -103,12 +103,12 @@ class PrefixSharing:
         ]
         evicted_at_GN, statistics = request.evicted_at_GN, request.statistics
         return Stretch(
-            ids_N=request.history.ids[:stop],
+            ids_N=request.history.ids[:stop].copy(),
             slots_GK=tuple(t.slots_RN[row, :k].copy() for t, k in zip(tables, kept, strict=True)),
             positions_GK=tuple(
                 t.positions_RN[row, :k].copy() for t, k in zip(tables, kept, strict=True)
             ),
-            requested_N=request.requested_N[:stop],
+            requested_N=request.requested_N[:stop].copy(),
             evicted_at_GN=None if evicted_at_GN is None else evicted_at_GN[:, :stop].copy(),
             statistics=None if statistics is None else tuple(part.copy() for part in statistics),
         )
