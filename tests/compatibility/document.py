@@ -3,7 +3,8 @@
 from collections import Counter
 from itertools import groupby
 
-from tests.compatibility.features import FEATURES, SETTINGS, pairs
+from tests.compatibility.features import FEATURES
+from tests.compatibility.pairing import SETTINGS, pairs
 from tests.compatibility.rules import RULES, Outcome, Rule, outcome_of, rule_for
 from tests.compatibility.running import EXACT, ROUNDED
 from tests.compatibility.setting import Feature

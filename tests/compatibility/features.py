@@ -5,8 +5,6 @@ effect, is declared in ``rules.py``. Two settings that give one option different
 """
 
 import string
-from functools import cache
-from itertools import combinations
 
 from tests.compatibility.setting import (
     Setting,
@@ -126,6 +124,12 @@ FEATURES = (
     ),
     feature(
         "schedule",
+        "queue_cap",
+        "a full queue refuses: `scheduler.max_num_waiting`",
+        three=neutral(lambda run: run.stats.num_rejected > 0, max_num_waiting=3),
+    ),
+    feature(
+        "schedule",
         "abort",
         "a neighbour that is aborted: `LLMEngine.abort`",
         neighbour=Setting(
@@ -173,10 +177,25 @@ FEATURES = (
     ),
     feature(
         "memory",
+        "layer_groups",
+        "groups of layers keep their own tokens: `kvcache.retention.groups`",
+        two=Setting(
+            options={"retention.groups": 2},
+            evicts=True,
+            sign=lambda run: run.num_groups == 2 and run.stats.evicted_entries > 0,
+        ),
+    ),
+    feature(
+        "memory",
         "compress",
-        "old entries become int8: `kvcache.retention.compress=old`",
+        "entries become int8: `kvcache.retention.compress=old`, `class`",
         old=Setting(
             options={"retention.compress": "old"},
+            sign=lambda run: run.stats.peak_int8_tokens > 0,
+        ),
+        by_class=Setting(
+            options={"retention.compress": "class", "router.low_class": "compress"},
+            two_paths=True,
             sign=lambda run: run.stats.peak_int8_tokens > 0,
         ),
     ),
@@ -266,25 +285,3 @@ FEATURES = (
         ),
     ),
 )
-
-SETTINGS: dict[str, Setting] = {
-    f"{feature.key}.{name}": setting
-    for feature in FEATURES
-    for name, setting in feature.settings.items()
-}
-
-
-def shared_option(a: str, b: str) -> str | None:
-    """The option to which two settings give different values, if there is one."""
-    ours, theirs = SETTINGS[a].options, SETTINGS[b].options
-    return next((name for name in ours if name in theirs and ours[name] != theirs[name]), None)
-
-
-@cache
-def pairs() -> tuple[tuple[str, str], ...]:
-    """Every two settings of different features that can be asked for together."""
-    return tuple(
-        (a, b)
-        for a, b in combinations(SETTINGS, 2)
-        if a.split(".")[0] != b.split(".")[0] and shared_option(a, b) is None
-    )

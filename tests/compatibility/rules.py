@@ -43,6 +43,13 @@ RULES = (
     Rule(
         outcome="refused",
         first="observe",
+        second="layer_groups",
+        match="watch attention at different positions",
+        why="layer groups are a part of retention, which watches attention itself",
+    ),
+    Rule(
+        outcome="refused",
+        first="observe",
         second="compress",
         match="watch attention at different positions",
         why="compression is a part of retention, which watches attention itself",
@@ -67,6 +74,12 @@ RULES = (
         second="retention.route",
         match="classes names the routes high, low, and the router has layerwise",
         why="a layer map has one route: there are no classes to choose by",
+    ),
+    Rule(
+        outcome="ignored",
+        first="retention.route",
+        second="compress.by_class",
+        why="the policy names the classes of both routes, which counts more than the router, and neither is compress",
     ),
     Rule(
         outcome="refused",

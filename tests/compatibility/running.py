@@ -3,108 +3,32 @@
 T tokens of a request, V vocabulary, N its positions, G layer groups, E entries that were evicted.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
-from tests.engine.tools import SMALL
-from tokenrouter import LLM, EngineOptions, RequestOutput, SamplingParams
+from tests.compatibility.engines import (
+    PARAMS,
+    PROMPT_LENS,
+    group,
+    make_llm,
+    model,
+    prompts,
+)
+from tokenrouter import LLM, RequestOutput, SamplingParams
+from tokenrouter.engine import QueueFullError
 from tokenrouter.engine.stats import EngineStats
-from tokenrouter.executors import ExecutorPool, build_pool
-from tokenrouter.executors.pool import POOLS
-from tokenrouter.kvcache.retention import Full, RetentionOptions
-from tokenrouter.models import LoadedModel
-from tokenrouter.models.loader import from_hf_model
-from tokenrouter.models.tiny import ByteTokenizer, tiny_hf
-from tokenrouter.routers import RandomRouter, Router
 from tokenrouter.scheduler import Request, StepPlan
 from tokenrouter.scheduler.request import NEVER
-
-PROMPT_LENS = (26, 21, 17)
-OUTPUT_LEN = 14
-SHARED_LEN = 16
-TOGETHER = {"max_num_seqs": 6, "max_num_batched_tokens": 32, "dispatch": "mixed"}
-ONE_BY_ONE = {"max_num_seqs": 1, "max_num_batched_tokens": 256, "dispatch": "mixed"}
-RETENTION = {"policy": Full(), "interval": 8, "window": 4, "layers": 2, "sinks": 2, "recent": 3}
-TWO_PATHS = {"pool": "int8", "router": lambda: RandomRouter(0.5, seed=1)}
-"""Where a setting needs two paths and says nothing else: half of the tokens go low."""
-PARAMS = {"temperature": 0.0, "max_tokens": OUTPUT_LEN, "ignore_eos": True}
 
 EXACT, ROUNDED = (2e-5, 1e-5), (5e-2, 1.5e-3)
 """Largest and mean difference of log-probabilities and logits. A last bit that company changes may round an int8 value
 the other way; losing int8 somewhere changes all numbers, their mean by over 2e-3."""
-
-
-@cache
-def hf_model() -> Any:
-    """Two layers of random weights, as transformers runs them."""
-    return tiny_hf("llama", **SMALL)
-
-
-@cache
-def model() -> LoadedModel:
-    """The same in float32, as the engine runs it."""
-    return from_hf_model(hf_model(), ByteTokenizer(), name="tiny", max_model_len=256)
-
-
-@cache
-def pool(name: str, lm_head: str, kernels: str) -> ExecutorPool:
-    """Executors, built once for all tests."""
-    return build_pool(replace(POOLS[name], lm_head=lm_head), model(), kernels=kernels)
-
-
-@cache
-def prompts() -> tuple[tuple[int, ...], ...]:
-    """Random ids that begin alike, and behind each prompt the ids that may be forced after it."""
-    generator = torch.Generator().manual_seed(3)
-    ids = [torch.randint(3, 384, (n + OUTPUT_LEN,), generator=generator) for n in PROMPT_LENS]
-    return tuple((*ids[0][:SHARED_LEN].tolist(), *own[SHARED_LEN:].tolist()) for own in ids)
-
-
-def group(options: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The options under ``prefix``, without it."""
-    return {
-        name.removeprefix(f"{prefix}."): value
-        for name, value in options.items()
-        if name.startswith(f"{prefix}.")
-    }
-
-
-def make_router(options: Mapping[str, Any]) -> Router | str:
-    """The router that is asked for, else all high."""
-    make, around = options.get("router"), options.get("router.around")
-    if make is None:
-        return "all_high"
-    router: Router = make() if around is None else around(make())
-    return router
-
-
-def make_llm(options: Mapping[str, Any], *, together: bool) -> LLM:
-    """An engine with all options but those of a request."""
-    engine = {**(TOGETHER if together else ONE_BY_ONE), **group(options, "engine")}
-    if retention := group(options, "retention"):
-        engine["retention"] = RetentionOptions(**{**RETENTION, **retention})
-    executors = pool(
-        options.get("pool", "full"),
-        options.get("pool.lm_head", "high"),
-        options.get("kernels", "auto"),
-    )
-    llm = LLM(
-        model(),
-        router=make_router(options),
-        executors=executors,
-        options=EngineOptions(**engine),
-        calibration_ids=[ids[:n] for ids, n in zip(prompts(), PROMPT_LENS, strict=True)],
-    )
-    if llm.engine.scheduler.host is not None:
-        # A tiny model is computed again faster than anything is copied.
-        llm.engine.scheduler.host._recompute_s = float("inf")
-    return llm
 
 
 @dataclass
@@ -165,6 +89,10 @@ class Run:
         return all(o.prompt_logprobs for o in self.outputs.values())
 
     @property
+    def num_groups(self) -> int:
+        return len(self.llm.engine.pool.tables)
+
+    @property
     def kernels(self) -> str:
         return type(self.llm.pool.kernels).__name__
 
@@ -194,15 +122,24 @@ def run(options: Mapping[str, Any], *, together: bool) -> Run:
         send(result, index, params, sent)
         if not together:
             finish(result)
+    if result.llm.engine.scheduler.is_full:
+        with pytest.raises(QueueFullError):
+            result.llm.engine.add_request("refused", [9] * 12, params)
     if together and sent.get("neighbour_aborts"):
-        result.llm.engine.add_request(
-            "neighbour", [9] * 12, SamplingParams(temperature=0, max_tokens=30)
-        )
+        add(result, "neighbour", [9] * 12, SamplingParams(temperature=0, max_tokens=30))
         finish(result, num_steps=6)
         result.llm.engine.abort("neighbour")
     finish(result)
     assert set(result.outputs) == {"0", "1", "2"}
     return result
+
+
+def add(result: Run, name: str, ids: Sequence[int], params: SamplingParams, **how: Any) -> None:
+    """Queues a request; where the queue is full, when some steps have made room."""
+    engine = result.llm.engine
+    while engine.scheduler.is_full:
+        finish(result, num_steps=1)
+    engine.add_request(name, ids, params, **how)
 
 
 def send_forerunners(result: Run) -> None:
@@ -228,7 +165,8 @@ def send(result: Run, index: int, params: SamplingParams, sent: Mapping[str, Any
             rows[start : start + len(logits_TV)] = logits_TV
 
         forced = {"forced_ids": ids[PROMPT_LENS[index] :], "logits_sink": sink}
-    result.llm.engine.add_request(
+    add(
+        result,
         name,
         ids[: PROMPT_LENS[index]],
         params,

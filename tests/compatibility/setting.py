@@ -18,14 +18,17 @@ class Setting:
     Attributes:
         options: by dotted name. ``engine.*`` of EngineOptions, ``retention.*`` of RetentionOptions, ``params.*`` of
             SamplingParams, ``request.*`` of how requests are sent (``running.send``); ``router`` and ``router.around``
-            make a router, and one around it; ``pool``, ``pool.lm_head`` and ``kernels``.
-        two_paths: it says something only where tokens take two paths: see ``running.TWO_PATHS``.
+            make a router, and one around it, ``router.low_class`` names the retention class of its low routes;
+            ``pool``, ``pool.lm_head`` and ``kernels``.
+        two_paths: it says something only where tokens take two paths: see ``engines.TWO_PATHS``.
+        evicts: it says something only where entries are evicted: see ``engines.EVICTS``.
         changes_output: else outputs must be what they are without it.
         sign: whether a run shows that it was on, where outputs alone do not; None: nothing shows it.
     """
 
     options: Mapping[str, Any]
     two_paths: bool = False
+    evicts: bool = False
     changes_output: bool = True
     sign: Sign | None = None
 
@@ -68,7 +71,7 @@ def router(make: Callable[[], Router]) -> Setting:
 
 
 def retention(policy: RetentionPolicy) -> Setting:
-    """A policy that acts on every eighth token; see ``running.RETENTION``."""
+    """A policy that acts on every eighth token; see ``engines.RETENTION``."""
     return Setting(
         options={"retention.policy": policy},
         two_paths=isinstance(policy, RouteClass),

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.compatibility import document
-from tests.compatibility.features import FEATURES, SETTINGS, pairs, shared_option
+from tests.compatibility.features import FEATURES
+from tests.compatibility.pairing import SETTINGS, pairs, shared_option
 from tests.compatibility.rules import RULES, Rule, outcome_of, rule_for
 from tests.compatibility.setting import Feature
 

@@ -8,52 +8,60 @@ company, chunks or time, or is lost beside another, shows as a difference.
 import re
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.compatibility.features import SETTINGS, pairs
+from tests.compatibility.engines import EVICTS, PROMPT_LENS, TWO_PATHS, hf_model, prompts
+from tests.compatibility.pairing import SETTINGS, pairs
 from tests.compatibility.rules import is_of, rule_for
-from tests.compatibility.running import (
-    EXACT,
-    PROMPT_LENS,
-    ROUNDED,
-    TWO_PATHS,
-    Run,
-    hf_model,
-    prompts,
-    run,
-)
+from tests.compatibility.running import EXACT, ROUNDED, Run, run
 from tokenrouter import RequestOutput
 
 PROBE = {"params.logprobs": 0}
 """The log-probability of every token: shows what changes no token."""
 
 
-def options_of(names: Iterable[str], *, two_paths: bool) -> dict[str, Any]:
-    options = dict(TWO_PATHS) if two_paths else {}
+class Base(NamedTuple):
+    """What is on beside the settings themselves, because one of them says nothing without it."""
+
+    two_paths: bool = False
+    evicts: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return (TWO_PATHS if self.two_paths else {}) | (EVICTS if self.evicts else {})
+
+
+def base_of(names: Iterable[str]) -> Base:
+    settings = [SETTINGS[name] for name in names]
+    return Base(any(s.two_paths for s in settings), any(s.evicts for s in settings))
+
+
+def options_of(names: Iterable[str], base: Base) -> dict[str, Any]:
+    options = base.options
     for name in names:
         options |= SETTINGS[name].options
     return options
 
 
 @cache
-def yardstick(names: tuple[str, ...], *, two_paths: bool, probe: bool) -> Run:
+def yardstick(names: tuple[str, ...], base: Base, *, probe: bool) -> Run:
     """One request at a time. Cached: many pairs share it."""
-    options = options_of(names, two_paths=two_paths)
+    options = options_of(names, base)
     return run(PROBE | options if probe else options, together=False)
 
 
 def check(names: tuple[str, ...], *, ignored: str | None = None, probe: bool) -> None:
     """The settings together, under load, against the yardstick; none of them is lost."""
-    two_paths = any(SETTINGS[name].two_paths for name in names)
-    options = options_of(names, two_paths=two_paths)
+    base = base_of(names)
+    options = options_of(names, base)
     got = run(PROBE | options if probe else options, together=True)
     matter = tuple(name for name in names if SETTINGS[name].changes_output and name != ignored)
-    expected = yardstick(matter, two_paths=two_paths, probe=probe)
+    expected = yardstick(matter, base, probe=probe)
     assert_same_run(got, expected)
     for name in matter:
         assert_changes(name, names, matter, expected)
@@ -65,19 +73,20 @@ def check(names: tuple[str, ...], *, ignored: str | None = None, probe: bool) ->
 def assert_changes(name: str, names: tuple[str, ...], matter: tuple[str, ...], run: Run) -> None:
     """Without ``name`` the yardstick is another one, unless the other setting implies it."""
     rest = tuple(other for other in matter if other != name)
-    needed = any(SETTINGS[other].two_paths for other in names if other != name)
-    for two_paths in dict.fromkeys((needed or SETTINGS[name].two_paths, needed)):
-        if not is_implied(name, rest, two_paths=two_paths):
-            other = yardstick(rest, two_paths=two_paths, probe=True)
+    base = base_of(names)
+    needed = base._replace(two_paths=base_of(other for other in names if other != name).two_paths)
+    for smaller in dict.fromkeys((base, needed)):
+        if not is_implied(name, rest, smaller):
+            other = yardstick(rest, smaller, probe=True)
             with pytest.raises(AssertionError):
                 assert_same_run(run, other)
                 assert np.array_equal(numbers(run), numbers(other))
             return
 
 
-def is_implied(name: str, rest: tuple[str, ...], *, two_paths: bool) -> bool:
-    """Whether the other settings, or two paths, come with all options of ``name``."""
-    return SETTINGS[name].options.items() <= options_of(rest, two_paths=two_paths).items()
+def is_implied(name: str, rest: tuple[str, ...], base: Base) -> bool:
+    """Whether the other settings, or what is on beside them, come with all options of ``name``."""
+    return SETTINGS[name].options.items() <= options_of(rest, base).items()
 
 
 def assert_same_run(got: Run, expected: Run) -> None:
@@ -124,7 +133,7 @@ def numbers(run: Run) -> NDArray[np.float64]:
 
 def test_the_yardstick_is_transformers() -> None:
     """Both sides of every comparison wrong in the same way."""
-    found = yardstick((), two_paths=False, probe=False)
+    found = yardstick((), Base(), probe=False)
     for index, prompt_len in enumerate(PROMPT_LENS):
         ids = found.outputs[str(index)].outputs[0].token_ids
         with torch.inference_mode():

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.testing import assert_close
 
-from tests.engine.test_prefix_sharing import BASE, every_policy
+from tests.engine.prefix_tools import BASE, every_policy
 from tests.engine.tools import prompts, tiny, twin
 from tokenrouter import LLM, EngineOptions, SamplingParams
 from tokenrouter.features.base import Dependency

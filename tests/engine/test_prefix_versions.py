@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.engine.test_prefix_sharing import BASE, Watched, assert_same, cold, warm
+from tests.engine.prefix_tools import BASE, cold, warm
 from tests.engine.tools import greedy, prompts, run_all, tiny, twin
+from tests.engine.watched import Watched, assert_same
 from tokenrouter import LLM, EngineOptions
 from tokenrouter.evaluation.throughput import RequestSpec, run_requests
 from tokenrouter.kvcache.retention import Entries, RetentionOptions, RetentionPolicy

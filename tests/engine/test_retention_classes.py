@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from tests.engine.test_retention import Watched, options
-from tests.engine.tools import prompts, run_all, tiny, twin
+from tests.engine.retention_cases import options
+from tests.engine.tools import prompts, tiny, twin
+from tests.engine.watched import Watched
 from tokenrouter import LLM
 from tokenrouter.kvcache.retention import RouteClass
 from tokenrouter.routers import RandomRouter
@@ -14,9 +15,7 @@ from tokenrouter.types import Route, RouteTable
 
 def assert_only_low_tokens_go(watched: Watched) -> None:
     """Serves requests: many entries are evicted, and none of a token on route 0."""
-    for index, prompt in enumerate(prompts()[:8]):
-        watched.add(str(index), prompt, prompts(seed=5)[index][:30])
-    run_all(watched.llm)
+    watched.serve({str(i): (p, prompts(seed=5)[i][:30]) for i, p in enumerate(prompts()[:8])})
     num_evicted = 0
     for name, request in watched.requests.items():
         gone = np.array(watched.evicted_at(name))[: request.num_tokens] != NEVER

@@ -3,64 +3,39 @@
 N tokens of a request, V vocabulary, G layer groups.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from tests.engine.retention_cases import SHIPPED, options, short
 from tests.engine.tools import greedy, prompts, routed_logits, run_all, tiny, tokens
-from tokenrouter import LLM, EngineOptions, SamplingParams
+from tests.engine.watched import Watched, seen_mask
+from tokenrouter import LLM, EngineOptions
 from tokenrouter.kvcache.retention import (
     Entries,
     HeavyHitter,
-    KeyNorm,
-    ObservationWindow,
     RetentionOptions,
     RetentionPolicy,
     SinkWindow,
 )
-from tokenrouter.scheduler import Request
 from tokenrouter.scheduler.request import NEVER
 
-POLICIES: list[RetentionPolicy] = [HeavyHitter(), ObservationWindow(pool_size=3), KeyNorm()]
-every_policy = pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.name)
+POLICIES = {
+    name: retention.policy
+    for name, retention in SHIPPED.items()
+    if {"attention", "key_norm"} & retention.policy.needs
+}
+"""Those whose groups see different things."""
+every_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 
 
-def make(policy: RetentionPolicy, groups: int, **options: Any) -> LLM:
+def make(policy: RetentionPolicy, groups: int, **changes: Any) -> LLM:
     """Decisions at every eighth token, from the attention of all four layers."""
-    retention = RetentionOptions(
-        policy=policy, interval=8, window=4, layers=4, groups=groups, sinks=2, recent=3
-    )
-    asked = {"max_num_batched_tokens": 64, "retention": retention} | options
-    return LLM(tiny(), options=EngineOptions(**asked))
-
-
-def serve(llm: LLM, cases: dict[str, tuple[Sequence[int], Sequence[int]]]) -> dict[str, Request]:
-    """Runs forced requests; each keeps its logits from the prompt's last token on in ``rows``."""
-    found: dict[str, Request] = {}
-    for name, (prompt, forced) in cases.items():
-        llm.engine.add_request(
-            name, prompt, SamplingParams(), forced_ids=forced, logits_sink=sink_of(name, llm)
-        )
-        found |= {r.request_id: r for r in llm.engine.scheduler.waiting if r.request_id == name}
-    run_all(llm)
-    return found
-
-
-ROWS: dict[tuple[int, str], list[Tensor]] = {}
-
-
-def sink_of(name: str, llm: LLM) -> Callable[[int, Tensor], None]:
-    rows = ROWS[id(llm), name] = []
-    return lambda _, logits_RV: rows.append(logits_RV.clone())
-
-
-def logits(llm: LLM, name: str) -> Tensor:
-    return torch.cat(ROWS[id(llm), name])
+    retention = short(policy, layers=4, groups=groups)
+    return LLM(tiny(), options=options(retention, **changes))
 
 
 CASES = {str(i): (prompts()[i], prompts(seed=5)[i][:30]) for i in range(7)}
@@ -70,55 +45,51 @@ CASES = {str(i): (prompts()[i], prompts(seed=5)[i][:30]) for i in range(7)}
 @pytest.mark.parametrize("groups", [2, 3, 4])
 def test_each_layer_sees_what_its_group_kept(policy: RetentionPolicy, groups: int) -> None:
     """The slots, positions or evictions of another group; a statistic that is divided by all layers."""
-    llm = make(policy, groups)
-    requests = serve(llm, CASES)
+    watched = Watched(make(policy, groups))
+    watched.serve(CASES)
     group_of = [layer * groups // 4 for layer in range(4)]
     num_evicted = num_differing = 0
     for name, (prompt, forced) in CASES.items():
         ids = [*prompt, *forced]
-        evicted_at_GN = requests[name].evicted_at_GN
-        assert evicted_at_GN is not None and len(evicted_at_GN) == groups
-        query_N1, key_1N = torch.arange(len(ids))[:, None], torch.arange(len(ids))
+        at_GN = watched.requests[name].evicted_at_GN
+        assert at_GN is not None and len(at_GN) == groups
+        masks = [seen_mask(len(ids), at_N.tolist()) for at_N in at_GN]
 
-        def mask_of(
-            layer: int, at_GN: Any = evicted_at_GN, q: Any = query_N1, k: Any = key_1N
-        ) -> Tensor:
-            at_N = torch.from_numpy(at_GN[group_of[layer]])[: len(k)]
-            return (k <= q) & (q < at_N)
+        def mask_of(layer: int, masks: list[Tensor] = masks) -> Tensor:
+            return masks[group_of[layer]]
 
         dense_NV = routed_logits(ids, lambda t, layer: "high", lambda t: "high", mask_of)
-        assert_close(logits(llm, name), dense_NV[len(prompt) - 1 :], rtol=1e-4, atol=1e-4)
-        num_evicted += int((evicted_at_GN != NEVER).sum())
-        num_differing += int((evicted_at_GN != evicted_at_GN[:1]).any(axis=0).sum())
+        expected_RV = dense_NV[len(prompt) - 1 :]
+        assert_close(watched.logits_of(name), expected_RV, rtol=1e-4, atol=1e-4)
+        num_evicted += int((at_GN != NEVER).sum())
+        num_differing += int((at_GN != at_GN[:1]).any(axis=0).sum())
     assert num_evicted > 100 * groups and num_differing > 30
-    assert llm.engine.stats.evicted_entries == num_evicted
+    assert watched.llm.engine.stats.evicted_entries == num_evicted
 
 
 @every_policy
 def test_groups_survive_company_sharing_and_preemption(policy: RetentionPolicy) -> None:
     """A group that is left out when a prefix is shared, swapped or freed."""
-    alone = make(policy, 2)
-    expected = {name: serve(alone, {name: case})[name] for name, case in CASES.items()}
-    tight = make(
-        policy,
-        2,
-        num_kv_slots=110,
-        max_num_seqs=6,
-        num_host_slots=200,
-        prefix_sharing=True,
-    )
+    alone = Watched(make(policy, 2))
+    for name, case in CASES.items():
+        alone.run(name, *case)
+    is_bounded = policy.max_kept(100) < 100
+    memory = {"num_kv_slots": 110 if is_bounded else 122, "num_host_slots": 200}
+    tight = Watched(make(policy, 2, max_num_seqs=6, prefix_sharing=True, **memory))
     twice = CASES | {f"{name} again": case for name, case in CASES.items()}
+    tight.serve(twice)
     num_differing = 0
-    for name, request in serve(tight, twice).items():
+    for name in twice:
         original = name.removesuffix(" again")
-        ours, theirs = request.evicted_at_GN, expected[original].evicted_at_GN
+        ours, theirs = (w.requests[n].evicted_at_GN for w, n in ((tight, name), (alone, original)))
         assert ours is not None and theirs is not None
         if (ours != theirs).any():  # scores that differ in the last bit may rank another entry last
             num_differing += 1
             continue
-        assert_close(logits(tight, name), logits(alone, original), rtol=1e-4, atol=1e-4)
+        assert_close(tight.logits_of(name), alone.logits_of(original), rtol=1e-4, atol=1e-4)
     assert num_differing <= 1
-    assert tight.engine.stats.shared_tokens > 40 and tight.engine.stats.num_preemptions > 0
+    stats = tight.llm.engine.stats
+    assert stats.shared_tokens > 40 and stats.num_preemptions > 0
 
 
 def test_groups_that_decide_alike_change_nothing() -> None:
@@ -155,7 +126,7 @@ class Uneven(RetentionPolicy):
 
     def keep(self, entries: Entries, is_guarded_N: Tensor) -> Tensor:
         self.num_calls += 1
-        return torch.ones_like(is_guarded_N) if self.num_calls % 2 else is_guarded_N
+        return is_guarded_N | True if self.num_calls % 2 else is_guarded_N
 
 
 def test_bytes_are_those_of_all_groups() -> None:

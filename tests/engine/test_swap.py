@@ -1,5 +1,6 @@
 """Guards preemption by swap: requests that come back from the host tier go on bit for bit where they were."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch import Tensor
 from tests.engine.tools import greedy, prompts, run_all, tiny, tokens
 from tokenrouter import LLM, EngineOptions, SamplingParams
 from tokenrouter.executors import build_pool
-from tokenrouter.kvcache import HostTier
+from tokenrouter.kvcache import HostTier, Swapped
 from tokenrouter.kvcache.retention import Full, HeavyHitter, RetentionOptions
 from tokenrouter.scheduler import POLICIES, Request
 
@@ -20,7 +21,11 @@ FORMS: dict[str, dict[str, Any]] = {
     "int8": {"kv_cache_dtype": "int8"},
     "evicting": {"retention": RETENTION},
     "converting": {"retention": CONVERTS},
+    "int8, evicting": {"kv_cache_dtype": "int8", "retention": RETENTION},
+    "converting, evicting": {"retention": replace(RETENTION, compress="old")},
+    "groups, evicting": {"retention": replace(RETENTION, groups=2)},
 }
+every_form = pytest.mark.parametrize("form", FORMS)
 
 
 def engine(**options: Any) -> LLM:
@@ -39,7 +44,7 @@ def always_swap(llm: LLM) -> None:
     host_of(llm)._recompute_s = float("inf")
 
 
-@pytest.mark.parametrize("form", FORMS)
+@every_form
 @pytest.mark.parametrize("scheduler", ["fcfs", "shortest_first", "static_batch"])
 def test_swapping_under_load_changes_no_output(form: str, scheduler: str) -> None:
     """A token computed twice or not at all, entries of another request, statistics that start anew."""
@@ -67,11 +72,83 @@ def test_swapping_under_load_changes_no_output(form: str, scheduler: str) -> Non
     assert differing <= 1  # near-ties: other company in a step
 
 
-def test_logits_after_a_swap_are_bit_equal() -> None:
-    """Entries that were rounded on their way: alone before and after, so company does not matter."""
+class Luggage:
+    """Copies what a request has when it is swapped out, and compares when it is back: entries, positions, statistics.
+
+    Args:
+        llm: with a host tier.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self._engine = llm.engine
+        self._host = host_of(llm)
+        self._left: dict[int, list[Tensor]] = {}
+        self.num_compared = 0
+        self._swap_out, self._swap_in = self._host.swap_out, self._host.swap_in
+        self._host.swap_out = self.swap_out  # type: ignore[method-assign]
+        self._host.swap_in = self.swap_in  # type: ignore[method-assign]
+
+    def swap_out(self, row: int, num_seen: int) -> Swapped | None:
+        """As the host tier's own."""
+        owned = self.content(row, num_seen)
+        swapped = self._swap_out(row, num_seen)
+        if swapped is not None:
+            self._left[id(swapped)] = owned
+        return swapped
+
+    def swap_in(self, swapped: Swapped, row: int) -> None:
+        """As the host tier's own."""
+        self._swap_in(swapped, row)
+        owned = self._left.pop(id(swapped))
+        assert all(map(torch.equal, owned, self.content(row, swapped.num_seen)))
+        self.num_compared += 1
+
+    def content(self, row: int, num_seen: int) -> list[Tensor]:
+        """Positions and forms of a row's first entries in every group, and what they hold in every layer of it."""
+        arena, found = self._engine._parts.arena, []
+        per_group = len(arena.layers) // len(self._engine.pool.tables)
+        for group, table in enumerate(self._engine.pool.tables):
+            positions_N = table.positions_RN[row, : table.num_kept_R[row]]
+            kept = int((positions_N < num_seen).sum())
+            slots_N = torch.from_numpy(table.slots_RN[row, :kept].copy())
+            found += [torch.from_numpy(positions_N[:kept].copy()), arena.is_int8(slots_N)]
+            for layer in range(group * per_group, (group + 1) * per_group):
+                full, int8 = arena.read(layer, slots_N)
+                found += [full, *int8]
+        return found
+
+
+@every_form
+def test_entries_swapped_under_load_come_back_bit_for_bit(form: str) -> None:
+    """Entries rounded, shifted or exchanged on their way, below what any token shows; slots are filled with NaN between
+    two owners."""
+    options = FORMS[form] | {"max_num_batched_tokens": 64, "max_num_seqs": 24}
+    llm = engine(**options, num_kv_slots=140, num_host_slots=4000)
+    always_swap(llm)
+    luggage, arena = Luggage(llm), llm.engine._parts.arena
+    for index, prompt in enumerate(prompts()[:24]):
+        llm.engine.add_request(str(index), prompt, greedy(40))
+
+    def poison() -> None:
+        """Slots that no group uses; int8 slots have a scale for that."""
+        users = [table.slots._users_S for table in llm.engine.pool.tables]
+        unused_S = torch.from_numpy(sum(users) == 0)
+        null = arena.null_slot
+        arena.kv_LSPD[:, :null][:, unused_S[:null]] = float("nan")
+        for _, scale_SP in arena.int8 or ():
+            scale_SP[unused_S[null + 1 :][: len(scale_SP)]] = float("nan")
+
+    run_all(llm, poison)
+    assert luggage.num_compared > 3 and llm.engine.stats.reused_tokens == 0
+    assert not luggage._left
+
+
+@every_form
+def test_logits_after_a_swap_are_bit_equal(form: str) -> None:
+    """Entries, statistics or evictions that are not what they were: alone, so that company does not matter."""
     results: list[list[Tensor]] = []
     for swaps in (False, True):
-        llm = engine(max_num_seqs=1, num_host_slots=500)
+        llm = engine(**FORMS[form], max_num_seqs=1, num_host_slots=500)
         always_swap(llm)
         rows: list[Tensor] = []
         llm.engine.add_request(
@@ -89,6 +166,7 @@ def test_logits_after_a_swap_are_bit_equal() -> None:
             if swaps and steps % 5 == 0 and running:
                 preempt(llm, running[0])
         results.append(rows)
+        assert (llm.engine.stats.evicted_entries > 20) == ("evicting" in form)
     assert len(results[0]) == len(results[1]) == 41
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 

@@ -153,6 +153,8 @@ def routed_logits(
     executor_of: Callable[[int, int], str],
     head_of: Callable[[int], str],
     mask_of: Callable[[int], Tensor] | None = None,
+    *,
+    entries_are_int8: bool = False,
 ) -> Tensor:
     """Dense forward of one sequence in which each token takes its own path through the twin models.
 
@@ -161,24 +163,16 @@ def routed_logits(
         executor_of: path of (position, layer).
         head_of: path whose final norm and lm_head a position uses.
         mask_of: bool [T, T] of a layer, which query sees which key; None: all that are not later.
+        entries_are_int8: keys and values are rounded as the int8 cache rounds them.
 
     Returns:
         Logits [T, V].
     """
-    causal_TT = torch.ones(len(ids), len(ids)).tril().bool()
-    models = {"high": tiny(), "low": other()}
-    config = tiny().config
+    models, config = {"high": tiny(), "low": other()}, tiny().config
     num_tokens, kv_heads = len(ids), config.num_kv_heads
+    causal_TT = torch.ones(num_tokens, num_tokens).tril().bool()
     split = (config.num_heads, kv_heads, kv_heads)
-    cos_TD = tiny().weights.cos_ND[:num_tokens, None]
-    sin_TD = tiny().weights.sin_ND[:num_tokens, None]  # first half negated
     hidden_TE = tiny().weights.embed_VE[torch.tensor(list(ids))]
-
-    def norm(x_TE: Tensor, weight_E: Tensor) -> Tensor:
-        return x_TE / (x_TE.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps).sqrt() * weight_E
-
-    def rotate(x_THD: Tensor) -> Tensor:
-        return x_THD * cos_TD + x_THD.roll(config.head_dim // 2, -1) * sin_TD
 
     def pick(layer: int, by_path: dict[str, Tensor]) -> Tensor:
         return torch.stack([by_path[executor_of(t, layer)][t] for t in range(num_tokens)])
@@ -186,27 +180,62 @@ def routed_logits(
     for layer in range(config.num_layers):
         at = {path: model.weights.layers[layer] for path, model in models.items()}
         qkv_TO = pick(
-            layer, {p: norm(hidden_TE, w.input_norm_E) @ w.qkv_OE.t() for p, w in at.items()}
+            layer, {p: _norm(hidden_TE, w.input_norm_E) @ w.qkv_OE.t() for p, w in at.items()}
         )
         q_THD, k_TGD, v_TGD = qkv_TO.unflatten(-1, (-1, config.head_dim)).split(split, dim=1)
+        q_THD, k_TGD = _rotate(q_THD), _rotate(k_TGD)
+        if entries_are_int8:
+            k_TGD, v_TGD = _spread(_rounded(_spread(k_TGD))), _rounded(v_TGD)
         heads_HTD = F.scaled_dot_product_attention(
-            rotate(q_THD).transpose(0, 1),
-            rotate(k_TGD).repeat_interleave(config.num_heads // kv_heads, 1).transpose(0, 1),
+            q_THD.transpose(0, 1),
+            k_TGD.repeat_interleave(config.num_heads // kv_heads, 1).transpose(0, 1),
             v_TGD.repeat_interleave(config.num_heads // kv_heads, 1).transpose(0, 1),
             attn_mask=causal_TT if mask_of is None else mask_of(layer),
         )
         heads_TA = heads_HTD.transpose(0, 1).flatten(1)
         hidden_TE = hidden_TE + pick(layer, {p: heads_TA @ w.out_EA.t() for p, w in at.items()})
-        mlps = {}
-        for path, w in at.items():
-            gate_TI, up_TI = (norm(hidden_TE, w.post_norm_E) @ w.gate_up_JE.t()).chunk(2, -1)
-            mlps[path] = (F.silu(gate_TI) * up_TI) @ w.down_EI.t()
-        hidden_TE = hidden_TE + pick(layer, mlps)
+        hidden_TE = hidden_TE + pick(layer, {p: _mlp(hidden_TE, w) for p, w in at.items()})
     logits = {
-        path: norm(hidden_TE, model.weights.final_norm_E) @ model.weights.lm_head_VE.t()
+        path: _norm(hidden_TE, model.weights.final_norm_E) @ model.weights.lm_head_VE.t()
         for path, model in models.items()
     }
     return torch.stack([logits[head_of(t)][t] for t in range(num_tokens)])
+
+
+def _norm(x_TE: Tensor, weight_E: Tensor) -> Tensor:
+    eps = tiny().config.rms_norm_eps
+    return x_TE / (x_TE.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight_E
+
+
+def _mlp(hidden_TE: Tensor, layer: Any) -> Tensor:
+    gate_TI, up_TI = (_norm(hidden_TE, layer.post_norm_E) @ layer.gate_up_JE.t()).chunk(2, -1)
+    return (F.silu(gate_TI) * up_TI) @ layer.down_EI.t()
+
+
+def _rotate(x_THD: Tensor) -> Tensor:
+    """RoPE at positions 0, 1, ..."""
+    weights, num_tokens = tiny().weights, len(x_THD)
+    cos_TD = weights.cos_ND[:num_tokens, None]
+    sin_TD = weights.sin_ND[:num_tokens, None]  # first half negated
+    return x_THD * cos_TD + x_THD.roll(tiny().config.head_dim // 2, -1) * sin_TD
+
+
+def _rounded(x_TGD: Tensor) -> Tensor:
+    """To 255 steps of a scale per token and head, and back."""
+    scale_TG1 = x_TGD.abs().amax(-1, keepdim=True) / 127
+    return (x_TGD / scale_TG1).round() * scale_TG1
+
+
+def _hadamard() -> Tensor:
+    """Orthonormal ``[D, D]`` for a head size that is a power of two; its own inverse."""
+    matrix_DD, head_dim = torch.ones(1, 1), tiny().config.head_dim
+    while len(matrix_DD) < head_dim:
+        matrix_DD = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix_DD)
+    return matrix_DD / head_dim**0.5
+
+
+def _spread(x_TGD: Tensor) -> Tensor:
+    return x_TGD @ _hadamard()
 
 
 class ThreeRoutes(Router):

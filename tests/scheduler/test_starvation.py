@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.scheduler.simulation import Simulation, simulate
+from tokenrouter.kvcache.retention import RetentionOptions, SinkWindow
 from tokenrouter.scheduler import POLICIES, Request
 
 LONGEST, MAX_PUT_OFF = 14, 2
@@ -32,9 +33,28 @@ loads = st.fixed_dictionaries(
         "put_off": st.lists(st.booleans(), min_size=3, max_size=20),
     }
 )
+memories = st.fixed_dictionaries(
+    {
+        "host_slots": st.sampled_from([0, LONGEST, 3 * LONGEST]),
+        "shares": st.booleans(),
+        "retention": st.none()
+        | st.builds(
+            lambda kept, interval: RetentionOptions(
+                policy=SinkWindow(evicted_frac=0.0, max_entries=kept),
+                interval=interval,
+                window=1,
+                sinks=0,
+                recent=1,
+            ),
+            st.integers(1, 6),
+            st.integers(1, 4),
+        ),
+    }
+)
+NO_MEMORY: dict[str, Any] = {}
 
 
-def make(policy: str, load: dict[str, Any]) -> Simulation:
+def make(policy: str, load: dict[str, Any], memory: dict[str, Any] = NO_MEMORY) -> Simulation:
     names = ("phase_order", "slots", "max_prefill_tokens", "max_phase_wait_steps", "max_overtaken")
     tokens = load["rows"] + load["more_tokens"]
     most = load["max_decode_tokens"]
@@ -47,6 +67,7 @@ def make(policy: str, load: dict[str, Any]) -> Simulation:
         max_decode_tokens=None if most is None else min(most, load["rows"]),
         **{name: load[name] for name in names if name != "max_prefill_tokens"},
         max_prefill_tokens=min(load["max_prefill_tokens"] or tokens, tokens),
+        **memory,
     )
 
 
@@ -69,18 +90,9 @@ def most_steps(load: dict[str, Any], num_earlier: int) -> int:
     return rounds * (load["max_phase_wait_steps"] + 1) * (worked_off + LONGEST * turn)
 
 
-@every_policy
-@settings(max_examples=150, deadline=None)
-@given(load=loads)
-def test_a_stream_of_favoured_requests_cannot_hold_one_up(
-    policy: str, load: dict[str, Any]
-) -> None:
-    """The least urgent and longest request, while others that every policy prefers keep coming for ever.
-
-    Each step of the simulation holds the number of times that anyone was passed, the turns of decode tokens and the
-    phases that stand back against their bounds, too.
-    """
-    sim, put_off = make(policy, load), bounded(load["put_off"])
+def starve(sim: Simulation, load: dict[str, Any]) -> None:
+    """The least urgent and longest request, while others that every policy prefers keep coming for ever."""
+    put_off = bounded(load["put_off"])
     for prompt_len, num_output in load["before"]:
         sim.add(prompt_len, num_output)
     victim = sim.add(LONGEST // 2, LONGEST // 2, priority=9)
@@ -93,6 +105,45 @@ def test_a_stream_of_favoured_requests_cannot_hold_one_up(
         steps += 1
         assert steps <= bound, "the request starves"
     sim.run(put_off)
+
+
+@every_policy
+@settings(max_examples=150, deadline=None)
+@given(load=loads)
+def test_a_stream_of_favoured_requests_cannot_hold_one_up(
+    policy: str, load: dict[str, Any]
+) -> None:
+    """Each step of the simulation holds the number of times that anyone was passed, the turns of decode tokens and the
+    phases that stand back against their bounds, too."""
+    starve(make(policy, load), load)
+
+
+@every_policy
+@settings(max_examples=150, deadline=None)
+@given(load=loads, memory=memories)
+def test_neither_host_tier_nor_retention_nor_sharing_lets_one_starve(
+    policy: str, load: dict[str, Any], memory: dict[str, Any]
+) -> None:
+    """A request that comes back from the host tier, or starts with a prefix, and passes others for it; slots that are
+    freed while their owner runs and go to whoever comes last."""
+    starve(make(policy, load, memory), load)
+
+
+def test_the_simulation_swaps_evicts_and_shares() -> None:
+    """A bound that holds because nothing of it ever happens."""
+    for shares in (False, True):
+        retention = RetentionOptions(
+            policy=SinkWindow(evicted_frac=0.0, max_entries=6), interval=4, window=1, recent=1
+        )
+        sim = simulate(
+            "priority", slots=24, rows=4, host_slots=80, shares=shares, retention=retention
+        )
+        for index in range(12):
+            sim.add(7, 12, priority=12 - index)
+            sim.step()
+        sim.run()
+        assert sim.num_evicted > 20 and sim.num_swapped > 0
+        assert (sim.num_shared_tokens > 0) == shares
 
 
 @pytest.mark.parametrize("policy", ["priority", "shortest_first"])
