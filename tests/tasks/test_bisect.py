@@ -25,7 +25,6 @@ BISECT = ("debug=tiny", "task=bisect")
 EVICTING = (
     "kvcache=sink_window",
     "kvcache.retention.interval=16",
-    "kvcache.retention.window=8",
     "kvcache.retention.sinks=1",
     "kvcache.retention.recent=4",
 )

@@ -71,6 +71,10 @@ EXPECTED = {
     "kv.evicted_tokens",
     "kv.int8_tokens",
     "kv.compactions",
+    *(
+        f"kv.preemption.{name}"
+        for name in ("preemptions", "swaps_out", "swaps_in", "recomputes", "recomputed_tokens")
+    ),
     "memory.peak_process_bytes",
     *(
         f"baselines.{name}.{key}"

@@ -1,6 +1,9 @@
 """Puts an engine together from a model, a router and a pool. The defaults are the library's."""
 
 import logging
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
 
 from tokenrouter.engine import costs
 from tokenrouter.engine.decider import Decider
@@ -20,6 +23,8 @@ from tokenrouter.engine.step import ForwardBuilder
 from tokenrouter.executors import ExecutorPool
 from tokenrouter.features import FeatureExtractor, TokenTypeTable
 from tokenrouter.kvcache import Compactor, HostTier, KVArena, KVPool, PrefixCache
+from tokenrouter.kvcache.host import SwapCounts
+from tokenrouter.kvcache.retention import RetentionOptions
 from tokenrouter.models import Decoder, LoadedModel
 from tokenrouter.routers.base import Router
 from tokenrouter.scheduler import POLICIES, PrefixSharing, Scheduler, StaticBatchScheduler
@@ -31,6 +36,18 @@ DEFAULT_KV_BYTES = 1 << 30
 DEFAULT_STATIC_BATCH = 8
 
 
+class _Memory(NamedTuple):
+    """What holds KV entries, and what moves, shares, watches and evicts them."""
+
+    layer_groups: tuple[int, ...]
+    pool: KVPool
+    arena: KVArena
+    host: HostTier | None
+    sharing: PrefixSharing | None
+    observer: Observer | None
+    retainer: Retainer | None
+
+
 def build_engine(
     model: LoadedModel,
     router: Router,
@@ -40,6 +57,8 @@ def build_engine(
 ) -> LLMEngine:
     """An engine for ``model``; executors and weights may be shared with other engines, KV is its own.
 
+    Options that have no effect are warned of.
+
     Args:
         model: loaded.
         router: ready to decide: checked and calibrated.
@@ -47,57 +66,58 @@ def build_engine(
         token_types: of the model's vocabulary.
         options: checked by themselves.
     """
+    _warn_of_ignored(options)
     routes = executable_routes(router, model.config.num_layers, pool.executors)
-    layer_groups = _layer_groups(model.config.num_layers, options)
-    kv_pool, arena = _memory(model, options, routes.table, num_groups=max(layer_groups) + 1)
-    host = None
-    if options.num_host_slots:
-        used = {name: pool.executors[name] for name in sorted(routes.used)}
-        recompute_s = costs.measure(used, model).token_s
-        host = HostTier(
-            kv_pool, arena, layer_groups, options.num_host_slots, recompute_s=recompute_s
-        )
-    sharing = None
-    if options.prefix_sharing:
-        sharing = _sharing(router, kv_pool, options)
-    observer = Observer(options.observe, layer_groups) if options.observe else None
-    retainer = None
-    if options.retention is None:
-        _warn_of_classes(router, routes.table)
-    else:
-        retainer = Retainer(options.retention, kv_pool, arena, layer_groups, routes.table)
+    memory = _memory(model, router, pool, options, routes)
+    extractor = FeatureExtractor(router.features, token_types)
     return LLMEngine(
         EngineParts(
             router=router,
             route_table=routes.table,
-            decider=Decider(
-                router,
-                FeatureExtractor(router.features, token_types),
-                routes.executed_of,
-                routes.table.names,
-            ),
-            scheduler=_scheduler(kv_pool, options, host, sharing),
+            decider=Decider(router, extractor, routes.executed_of, routes.table.names),
+            scheduler=_scheduler(memory, options),
             dispatcher=_dispatcher(routes, model, pool, options),
-            runner=Runner(
-                Decoder(model, pool.kernels, layer_groups),
-                pool,
-                arena,
-                ForwardBuilder(routes.table, model.config.num_layers, kv_pool),
-                heads=[name if pool.lm_head == "low" else "high" for name in routes.executors],
-                watcher=retainer or observer,
-            ),
-            observer=observer,
-            retainer=retainer,
-            sharing=sharing,
+            runner=_runner(routes, model, pool, memory),
+            observer=memory.observer,
+            retainer=memory.retainer,
+            sharing=memory.sharing,
             sampler=Sampler(model.config.vocab_size, options.seed, pool.kernels),
-            pool=kv_pool,
-            arena=arena,
-            compactor=Compactor(kv_pool, arena, layer_groups),
+            pool=memory.pool,
+            arena=memory.arena,
+            compactor=Compactor(memory.pool, memory.arena, memory.layer_groups),
             live=LiveRequests(model.tokenizer, model.config, routes.executed_of),
-            stats=EngineStats(route_names=routes.table.names),
+            stats=EngineStats(
+                route_names=routes.table.names,
+                swaps=memory.host.counts if memory.host else SwapCounts(),
+            ),
             recorder=DecisionRecorder() if options.log_decisions else None,
         )
     )
+
+
+def slots_for(retention: RetentionOptions | None, table: RouteTable) -> Callable[[int], int]:
+    """The most KV slots that a request of so many tokens holds at once, in any layer group.
+
+    Args:
+        retention: its policy may bound them; None: a token has a slot until its request ends.
+        table: of the routes; protected tokens stay beside any budget.
+
+    Raises:
+        ValueError: the policy names only routes that the table does not have.
+    """
+    if retention is not None and bounds_live(retention, table):
+        return retention.max_live
+    return int
+
+
+def _warn_of_ignored(options: EngineOptions) -> None:
+    """By the warnings module, which says the same only once however many engines are built."""
+    if ignored := options.ignored():
+        names = "; ".join(f"{name} ({why})" for name, why in ignored.items())
+        warnings.warn(
+            f"options without effect: {names}. Leave them at their defaults, or change what they depend on",
+            stacklevel=3,
+        )
 
 
 def _dispatcher(
@@ -116,6 +136,19 @@ def _dispatcher(
     )
 
 
+def _runner(
+    routes: ExecutableRoutes, model: LoadedModel, pool: ExecutorPool, memory: _Memory
+) -> Runner:
+    return Runner(
+        Decoder(model, pool.kernels, memory.layer_groups),
+        pool,
+        memory.arena,
+        ForwardBuilder(routes.table, model.config.num_layers, memory.pool),
+        heads=[name if pool.lm_head == "low" else "high" for name in routes.executors],
+        watcher=memory.retainer or memory.observer,
+    )
+
+
 def _layer_groups(num_layers: int, options: EngineOptions) -> tuple[int, ...]:
     """Per layer, the number of its group, 0 upwards: layers of a group keep the same tokens, in the same slots."""
     if options.retention is None:
@@ -124,6 +157,38 @@ def _layer_groups(num_layers: int, options: EngineOptions) -> tuple[int, ...]:
 
 
 def _memory(
+    model: LoadedModel,
+    router: Router,
+    pool: ExecutorPool,
+    options: EngineOptions,
+    routes: ExecutableRoutes,
+) -> _Memory:
+    """Where entries lie, and the parts that act on them."""
+    layer_groups = _layer_groups(model.config.num_layers, options)
+    kv_pool, arena = _storage(model, options, routes.table, num_groups=max(layer_groups) + 1)
+    host = retainer = None
+    if options.num_host_slots:
+        used = {name: pool.executors[name] for name in sorted(routes.used)}
+        recompute_s = costs.measure(used, model).token_s
+        host = HostTier(
+            kv_pool, arena, layer_groups, options.num_host_slots, recompute_s=recompute_s
+        )
+    if options.retention is None:
+        _warn_of_classes(router, routes.table)
+    else:
+        retainer = Retainer(options.retention, kv_pool, arena, layer_groups, routes.table)
+    return _Memory(
+        layer_groups=layer_groups,
+        pool=kv_pool,
+        arena=arena,
+        host=host,
+        sharing=_sharing(router, kv_pool, options) if options.prefix_sharing else None,
+        observer=Observer(options.observe, layer_groups) if options.observe else None,
+        retainer=retainer,
+    )
+
+
+def _storage(
     model: LoadedModel, options: EngineOptions, table: RouteTable, *, num_groups: int
 ) -> tuple[KVPool, KVArena]:
     """Pool and arena. New tokens are full or int8; entries may be converted where the retention policy says so."""
@@ -135,14 +200,13 @@ def _memory(
     num_slots = options.num_kv_slots or max(
         min(wanted, int(DEFAULT_KV_BYTES / slot_bytes)), config.max_model_len
     )
-    is_bounded = retention is not None and bounds_live(retention, table)
     num_converted = num_slots if retention is not None and retention.compress else 0
     pool = KVPool(
         num_slots=num_slots,
         max_rows=options.max_num_seqs,
         max_len=config.max_model_len,
         num_groups=num_groups,
-        slots_for=retention.max_live if retention and is_bounded else None,
+        slots_for=slots_for(retention, table),
         first_slot=1 if is_int8 else 0,
         num_int8=num_converted,
     )
@@ -184,19 +248,23 @@ def _sharing(router: Router, pool: KVPool, options: EngineOptions) -> PrefixShar
     return PrefixSharing(cache, pool, prefix_key(router), evicts=options.retention is not None)
 
 
-def _scheduler(
-    pool: KVPool, options: EngineOptions, host: HostTier | None, sharing: PrefixSharing | None
-) -> Scheduler:
+def _scheduler(memory: _Memory, options: EngineOptions) -> Scheduler:
     policy = POLICIES[options.scheduler]
     cut_every = options.retention.interval if options.retention else None
     if issubclass(policy, StaticBatchScheduler):
         size = options.static_batch_size or min(DEFAULT_STATIC_BATCH, options.max_num_seqs)
         return policy(
-            pool=pool,
+            pool=memory.pool,
             limits=options.limits,
             batch_size=size,
             cut_every=cut_every,
-            host=host,
-            sharing=sharing,
+            host=memory.host,
+            sharing=memory.sharing,
         )
-    return policy(pool=pool, limits=options.limits, cut_every=cut_every, host=host, sharing=sharing)
+    return policy(
+        pool=memory.pool,
+        limits=options.limits,
+        cut_every=cut_every,
+        host=memory.host,
+        sharing=memory.sharing,
+    )

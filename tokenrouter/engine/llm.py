@@ -17,6 +17,7 @@ from tokenrouter.engine.admission import Prompt, as_prompts
 from tokenrouter.engine.build import build_engine
 from tokenrouter.engine.feed import Feed, Offer, one_each
 from tokenrouter.engine.options import EngineOptions
+from tokenrouter.engine.retention_notes import RetentionWatch
 from tokenrouter.executors import ExecutorPool, PoolSpec, build_pool
 from tokenrouter.features import TokenTypeTable
 from tokenrouter.models import LoadedModel, load_model
@@ -72,6 +73,7 @@ class LLM:
         self.engine = build_engine(
             self.model, self.router, self.pool, self.token_types, self.options
         )
+        self._retention_watch = RetentionWatch(self.options.retention, self.engine.stats)
         self._ids = itertools.count()
         self._inboxes: dict[str, deque[RequestOutput]] = {}
 
@@ -111,6 +113,7 @@ class LLM:
             for output in self._run(feed):
                 final[output.request_id] = output
                 bar.update()
+        self._retention_watch.check()
         return [final[request_id] for request_id in order]
 
     def stream(
@@ -126,6 +129,7 @@ class LLM:
         streams may be read in turns, and ``generate`` or ``score`` called between: all run in one batch.
         """
         yield from self._run(self._feed(as_prompts(prompts), params, priority, stream=True))
+        self._retention_watch.check()
 
     def chat(
         self,

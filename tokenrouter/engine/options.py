@@ -1,12 +1,19 @@
 """The options of an engine, checked before a model is loaded."""
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
 
 from tokenrouter.engine.dispatcher import DispatchMode
 from tokenrouter.engine.observation import ObserveOptions
 from tokenrouter.kvcache.retention import RetentionOptions
-from tokenrouter.scheduler import POLICIES, PhaseOrder, SchedulerLimits
+from tokenrouter.kvcache.retention.checks import check_flag, check_integer
+from tokenrouter.scheduler import (
+    POLICIES,
+    FCFSScheduler,
+    PhaseOrder,
+    SchedulerLimits,
+    StaticBatchScheduler,
+)
 from tokenrouter.scheduler.limits import check_choice, check_least
 
 KVCacheDtype = Literal["auto", "int8"]
@@ -34,7 +41,7 @@ class EngineOptions:
         dispatch: mixed, queued or auto; see the dispatcher.
         min_batch: queued and auto: so many decode tokens run without waiting for more.
         max_wait_steps: queued and auto: the most steps that a decode token waits for company.
-        seed: of the random stream shared by requests without a seed of their own.
+        seed: of the random stream shared by requests without a seed of their own, -2**63 to 2**64 - 1.
         log_decisions: keep every decision for decisions.parquet.
         observe: attention statistics, which ``LLMEngine.attention_received`` hands out; None: none are taken.
         num_host_slots: entries of preempted requests that are kept outside the pool and come back bit for bit; without
@@ -76,6 +83,11 @@ class EngineOptions:
         check_choice(self, "scheduler", tuple(POLICIES))
         check_choice(self, "dispatch", get_args(DispatchMode))
         check_choice(self, "kv_cache_dtype", get_args(KVCacheDtype))
+        check_flag("prefix_sharing", self.prefix_sharing)
+        check_flag("log_decisions", self.log_decisions)
+        check_integer("seed", self.seed)
+        if not -(2**63) <= self.seed < 2**64:
+            raise ValueError(f"seed must lie in -2**63 to 2**64 - 1, got {self.seed}")
         lowest = {
             "num_kv_slots": 1,
             "num_host_slots": 0,
@@ -84,7 +96,21 @@ class EngineOptions:
             "max_wait_steps": 0,
             "prefix_block": 1,
         }
-        check_least(self, lowest)
+        check_least(self, lowest, optional=("num_kv_slots", "static_batch_size"))
+        self._check_parts()
+        limits = self.limits
+        if self.static_batch_size is not None and self.static_batch_size > limits.max_num_seqs:
+            raise ValueError(
+                f"static_batch_size {self.static_batch_size} must be at most max_num_seqs {self.max_num_seqs}, the "
+                "requests that run at once: lower it, raise max_num_seqs, or leave it null to follow max_num_seqs"
+            )
+
+    def _check_parts(self) -> None:
+        """``observe`` and ``retention``, by themselves and beside the rest."""
+        for name, kind in (("observe", ObserveOptions), ("retention", RetentionOptions)):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise ValueError(f"{name} must be {kind.__name__} or None, got {value!r}")
         if self.observe is not None and self.retention is not None:
             raise ValueError(
                 "observe and retention watch attention at different positions: set one of them to None"
@@ -98,12 +124,37 @@ class EngineOptions:
             raise ValueError(
                 "retention.compress rewrites entries that prefix_sharing lets other requests use: set one of them"
             )
-        limits = self.limits
-        if self.static_batch_size is not None and self.static_batch_size > limits.max_num_seqs:
-            raise ValueError(
-                f"static_batch_size {self.static_batch_size} must be at most max_num_seqs {self.max_num_seqs}, the "
-                "requests that run at once: lower it, raise max_num_seqs, or leave it null to follow max_num_seqs"
-            )
+
+    def ignored(self) -> dict[str, str]:
+        """Options that differ from their defaults and change nothing beside the others: by name, and why.
+
+        Those of the retention have ``retention.`` before their names.
+        """
+        policy, found = POLICIES[self.scheduler], {}
+        if not issubclass(policy, StaticBatchScheduler):
+            found["static_batch_size"] = "only scheduler static_batch has batches"
+        if issubclass(policy, FCFSScheduler):
+            found["max_overtaken"] = f"scheduler {self.scheduler} lets no request pass another"
+        if self.phase_order == "mixed":
+            found["max_phase_wait_steps"] = "with phase_order mixed no phase stands back"
+        if self.dispatch == "mixed":
+            found |= dict.fromkeys(("min_batch", "max_wait_steps"), "dispatch mixed lets none wait")
+        if not self.prefix_sharing:
+            found["prefix_block"] = "prefix_sharing is off"
+        elif self.retention is not None:
+            found["prefix_block"] = "with retention, its interval is the block"
+        defaults = {field.name: field.default for field in fields(self)}
+        found = {name: why for name, why in found.items() if getattr(self, name) != defaults[name]}
+        if self.retention is not None:
+            found |= {f"retention.{k}": why for k, why in self.retention.ignored().items()}
+        return found
+
+    def without_ignored(self) -> "EngineOptions":
+        """The same with the defaults in place of the ignored options of its own: for options made from a user's."""
+        defaults: dict[str, Any] = {field.name: field.default for field in fields(self)}
+        return replace(
+            self, **{name: defaults[name] for name in self.ignored() if name in defaults}
+        )
 
     @property
     def block_tokens(self) -> int:

@@ -204,8 +204,7 @@ class Retainer:
             key_norm_N = self._key_norms(table.slots_RN[request.row, :kept], group)
         if "draws" in needs:
             hashes_N = torch.from_numpy(request.history.prefix_hash)[positions_N]
-            seed = getattr(self._policy, "seed", 0)
-            draw_N = draw_levels(hashes_N, seed) / DRAW_LEVELS
+            draw_N = draw_levels(hashes_N, self._policy.seed) / DRAW_LEVELS
         requested_N = torch.from_numpy(request.requested_N)[positions_N].long()
         assert bool((requested_N != UNDECIDED).all()), "an entry of a token without a route"
         return Entries(

@@ -8,6 +8,7 @@ next window, so that memory stays at one window's logits.
 Shape letters: T rows given at once, N tokens of a window, V vocabulary.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,10 +18,12 @@ import torch
 from torch import Tensor
 
 from tokenrouter import LLM
+from tokenrouter.engine import EngineStats
 from tokenrouter.engine.llm import ScoreSink
 from tokenrouter.evaluation.divergence import Ints, TokenScores, compare_rows, mix
 from tokenrouter.evaluation.progress import Tick, progress
 from tokenrouter.evaluation.shares import high_layers
+from tokenrouter.kvcache.retention.checks import check_integer
 from tokenrouter.types import Phase
 
 
@@ -36,7 +39,7 @@ class QualitySettings:
         decode_windows: how many of the windows are decoded, in one batch.
 
     Raises:
-        ValueError: a value outside its range.
+        ValueError: a value that is no integer, or outside its range.
     """
 
     window_tokens: int
@@ -45,6 +48,8 @@ class QualitySettings:
     decode_windows: int
 
     def __post_init__(self) -> None:
+        for name in self.__slots__:
+            check_integer(f"evaluation.{name}", getattr(self, name))
         if self.window_tokens < 2 or self.num_windows < 1:
             raise ValueError(
                 "evaluation needs window_tokens >= 2 and num_windows >= 1, got "
@@ -78,6 +83,8 @@ class Quality:
         decode_high_frac: the same of the tokens fed in forced decode; None where it was left out.
         routes: by route name the shares of the scored tokens that it executed,
             ``prefill_token_frac`` and, where forced decode ran, ``decode_token_frac``.
+        stats: the engines' counters in forced prefill, window by window; of both systems where the
+            scores are computed from two.
     """
 
     prefill: TokenScores
@@ -85,6 +92,7 @@ class Quality:
     high_frac: float
     decode_high_frac: float | None
     routes: dict[str, dict[str, float]]
+    stats: tuple[EngineStats, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,6 +152,7 @@ def _quality(prefill: "_Collected", decode: "_Collected | None") -> Quality:
         high_frac=prefill.high_frac,
         decode_high_frac=decode.high_frac if decode else None,
         routes=routes,
+        stats=tuple(prefill.stats),
     )
 
 
@@ -178,6 +187,7 @@ def request_level_quality(
             name: dict.fromkeys([f"{phase}_token_frac" for phase in phases], share)
             for name, share in (("high", high_frac), ("low", 1.0 - high_frac))
         },
+        stats=high.stats + low.stats,
     )
 
 
@@ -203,11 +213,12 @@ def _reference_logp(reference: LLM, window: list[int], tick: Tick) -> Tensor:
 
 
 class _Collected:
-    """Rows of one system and phase as they come in, and the routes of the tokens behind them."""
+    """Rows of one system and phase as they come in, and what its engine counted meanwhile, call by call."""
 
     def __init__(self, llm: LLM, phase: Phase) -> None:
         self._llm, self._phase = llm, phase
         self._parts: list[TokenScores] = []
+        self.stats: list[EngineStats] = []
         self._executed_R: Ints = np.zeros(len(llm.engine.stats.route_names), np.int64)
 
     def add(
@@ -251,6 +262,7 @@ class _Collected:
         stats = self._llm.engine.stats
         stats.reset()
         self._llm.score(windows, sink=sink, prefill_len=prefill_len)
+        self.stats.append(copy.deepcopy(stats))
         self._executed_R += stats.executed_tokens[self._phase]
 
     def scores(self) -> TokenScores:

@@ -43,9 +43,10 @@ class Systems:
     Attributes:
         chosen: name of the router that the run is about.
         llms: by name, baselines first; the chosen one among them if it is a baseline, else last.
-        scored: by name those whose quality is measured; request_level's is computed. With a budget
+        scored: by name those whose quality is measured; request_level's is computed, where it is the
+            chosen one with memory options from all_high and all_low with the same ones. With a budget
             the chosen router is another instance here, on an engine of its own, with thresholds for
-            the windows; else all are engines of ``llms``.
+            the windows; else all others are engines of ``llms``.
         request_router: decides per request, with the chosen router's budget; None where the pool
             has no low path.
         ranking_router: says how needy a window is, as ``scored`` sees it; ``request_router`` itself
@@ -66,18 +67,28 @@ class Systems:
         return self.llms[self.chosen]
 
 
-def without_memory(options: EngineOptions, requests: Sequence[RequestSpec]) -> EngineOptions:
-    """Every entry stays in full, in its own request's slots; a pool that is too small for one of ``requests`` grows."""
+def without_memory(
+    options: EngineOptions, requests: Sequence[RequestSpec], *, window_tokens: int = 0
+) -> EngineOptions:
+    """Every entry stays in full, in its own request's slots; a pool that is too small for that grows.
+
+    Args:
+        options: of a system that may evict, share or round; those that need one of these are left out as well.
+        requests: each must fit the pool.
+        window_tokens: length of the windows of text that must fit it; 0: none.
+    """
     num_slots = options.num_kv_slots
     if num_slots is not None:
-        num_slots = max([num_slots, *(len(r.prompt_ids) + r.max_output_tokens for r in requests)])
-    return replace(
+        lengths = [len(r.prompt_ids) + r.max_output_tokens for r in requests]
+        num_slots = max([num_slots, window_tokens, *lengths])
+    plain = replace(
         options,
         retention=None,
         kv_cache_dtype="auto",
         num_kv_slots=num_slots,
         prefix_sharing=False,
     )
+    return plain.without_ignored()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +103,7 @@ class SystemsBuilder:
         calibration_ids: passages on which a router with a budget sets its thresholds, of other
             documents than the requests and the evaluated windows.
         held_out: where it sets those for quality; None: quality is not measured.
+        static_batch_size: of the baseline; None: as ``options`` say.
     """
 
     model: LoadedModel
@@ -100,6 +112,7 @@ class SystemsBuilder:
     requests: Sequence[RequestSpec]
     calibration_ids: Sequence[Sequence[int]]
     held_out: HeldOutWindows | None = None
+    static_batch_size: int | None = None
 
     def llm(self, router: Router, options: EngineOptions | None = None) -> LLM:
         """One engine."""
@@ -113,12 +126,22 @@ class SystemsBuilder:
 
     @property
     def plain_options(self) -> EngineOptions:
-        """The baselines': without eviction they need slots for whole requests."""
-        return without_memory(self.options, self.requests if self.options.retention else ())
+        """The baselines': without eviction they need slots for whole requests and windows."""
+        if self.options.retention is None:
+            return without_memory(self.options, ())
+        window_tokens = self.held_out.window_tokens if self.held_out is not None else 0
+        return without_memory(self.options, self.requests, window_tokens=window_tokens)
+
+    @property
+    def static_options(self) -> EngineOptions:
+        """The baselines', in static batches."""
+        size = self.static_batch_size or self.options.static_batch_size
+        static = replace(self.plain_options, scheduler="static_batch", static_batch_size=size)
+        return static.without_ignored()
 
     def chosen_name(self, router: Router) -> str:
         """The router's, with what is done to its KV where a baseline has the same router and does not do it."""
-        if self.options == self.plain_options or router.name not in BASELINES:
+        if self.options.without_ignored() == self.plain_options or router.name not in BASELINES:
             return router.name
         retention = self.options.retention
         forms: list[str] = (
@@ -155,8 +178,11 @@ class SystemsBuilder:
             if for_windows is not router:
                 ranking_router = _request_router(for_windows, chosen)
         scored = dict(llms)
-        if not isinstance(router, RequestLevelRouter):
+        if not isinstance(router, RequestLevelRouter) or request_router is None:
             scored[name] = chosen if for_windows is router else self.llm(for_windows)
+        elif name not in BASELINES:
+            sides = (AllHighRouter(), AllLowRouter())
+            scored |= {self.chosen_name(side): self.llm(side) for side in sides}
         if serve:
             self._serve(name, chosen, llms, request_router)
         notes = () if for_windows is router else (self._budget_note(for_windows),)
@@ -201,9 +227,7 @@ class SystemsBuilder:
                     request_router, chosen.token_types, self.requests, self.calibration_ids
                 )
                 llms["request_level"] = self.llm(request_router, self.plain_options)
-            llms["static_batch"] = self.llm(
-                AllHighRouter(), replace(self.plain_options, scheduler="static_batch")
-            )
+            llms["static_batch"] = self.llm(AllHighRouter(), self.static_options)
             for name, llm in llms.items():
                 if name != chosen_name:
                     run_requests(llm, short, partial(advance, name))

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from tokenrouter import LLM
-from tokenrouter.engine import EngineStats, LLMEngine
+from tokenrouter.engine import EngineStats
 from tokenrouter.evaluation.clock import VirtualClock
 from tokenrouter.evaluation.progress import Tick, progress
 from tokenrouter.evaluation.shares import high_work
@@ -172,7 +172,6 @@ def run_requests(llm: LLM, requests: Sequence[RequestSpec], tick: Tick | None = 
         ValueError: the engine refused a request.
     """
     engine = llm.engine
-    _count_swaps(engine)
     engine.stats.reset()
     engine.drop_prefixes()
     waiting = sorted(enumerate(requests), key=lambda item: item[1].arrival_s, reverse=True)
@@ -210,7 +209,6 @@ def make_repeat(
     idle_s: float = 0.0,
 ) -> Repeat:
     """A pass that has just ended, with the engine's counters since its last reset."""
-    _count_swaps(llm.engine)
     high, executed = high_work(llm)
     return Repeat(
         wall_s=wall_s,
@@ -220,12 +218,6 @@ def make_repeat(
         high_frac=high / executed,
         idle_s=idle_s,
     )
-
-
-def _count_swaps(engine: LLMEngine) -> None:
-    """The host tier counts by itself; what it counts in becomes part of the engine's counters."""
-    if engine.scheduler.host is not None:
-        engine.stats.swaps = engine.scheduler.host.counts
 
 
 _COUNTERS = (

@@ -1,26 +1,28 @@
 """How much a step may hold, and which phase goes first. Checked here, by name, for the engine's options, too."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from tokenrouter.kvcache.retention.base import check_count
+from tokenrouter.kvcache.retention.checks import check_count
 
 PhaseOrder = Literal["mixed", "prefill_first", "decode_first"]
 
 
-def check_least(options: Any, lowest: Mapping[str, int]) -> None:
-    """Refuse options that are no counts; None stands for no value and passes.
+def check_least(options: Any, lowest: Mapping[str, int], *, optional: Collection[str] = ()) -> None:
+    """Refuse options that are no counts.
 
     Args:
         options: an object with the options as attributes.
         lowest: by option, the least that is allowed.
+        optional: those that may be None, which stands for no value.
 
     Raises:
         ValueError: the first option that is no integer or too small.
     """
     for name, least in lowest.items():
-        if (value := getattr(options, name)) is not None:
+        value = getattr(options, name)
+        if value is not None or name not in optional:
             check_count(name, value, least)
 
 
@@ -87,6 +89,7 @@ class SchedulerLimits:
                 "max_overtaken": 0,
                 "max_num_waiting": 1,
             },
+            optional=("max_prefill_tokens", "max_decode_tokens", "max_num_waiting"),
         )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(

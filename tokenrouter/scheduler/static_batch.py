@@ -1,6 +1,7 @@
 """Static batching, the baseline: whole requests in, whole requests out."""
 
 from tokenrouter.kvcache import HostTier, KVPool
+from tokenrouter.kvcache.retention.checks import check_integer
 from tokenrouter.scheduler.draft import Draft
 from tokenrouter.scheduler.fcfs import FCFSScheduler
 from tokenrouter.scheduler.limits import SchedulerLimits
@@ -16,6 +17,9 @@ class StaticBatchScheduler(FCFSScheduler):
     Args:
         pool, limits, cut_every, host, sharing: see Scheduler.
         batch_size: requests of a batch, 1 to ``max_num_seqs``.
+
+    Raises:
+        ValueError: ``batch_size`` is no integer, or out of range.
     """
 
     name = "static_batch"
@@ -31,6 +35,7 @@ class StaticBatchScheduler(FCFSScheduler):
         sharing: PrefixSharing | None = None,
     ) -> None:
         super().__init__(pool=pool, limits=limits, cut_every=cut_every, host=host, sharing=sharing)
+        check_integer("batch_size", batch_size)
         if not 1 <= batch_size <= limits.max_num_seqs:
             raise ValueError(
                 f"batch_size {batch_size} must lie in 1 .. max_num_seqs {limits.max_num_seqs}"

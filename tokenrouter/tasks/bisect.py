@@ -8,6 +8,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from tokenrouter.evaluation.memory_notes import memory_notes
 from tokenrouter.evaluation.metrics import serving_sections
 from tokenrouter.evaluation.progress import progress
 from tokenrouter.evaluation.systems import (
@@ -26,7 +27,7 @@ from tokenrouter.tasks.bisect_report import Step, format_steps
 from tokenrouter.tasks.bisect_systems import Served, System, make_systems, serve
 from tokenrouter.tasks.common import Job
 from tokenrouter.tasks.decisions import write_log
-from tokenrouter.telemetry import collect_provenance, peak_process_bytes
+from tokenrouter.telemetry import Provenance, collect_provenance, peak_process_bytes
 
 NEAR_TIE_LOGITS = {"float32": 1e-3, "float16": 0.03, "bfloat16": 0.25}
 
@@ -71,12 +72,7 @@ def run(job: Job, *, near_tie_logits: float | None = None) -> None:
     job.folder.write_json("provenance.json", provenance.as_dict())
     systems = make_systems(setup.router, builder.pool, builder.options, builder.requests)
     steps, served = bisect(builder, systems, near_tie_logits=limit)
-    notes = [
-        f"{len(builder.requests)} requests, {served.repeat.output_tokens:,} greedy tokens out. Each dimension is "
-        f"compared with the step above it; near-ties are gaps below {limit:g}.",
-        f"{builder.model.name} ({dtype}); {builder.pool.description}; router {setup.router.version}",
-        f"{provenance.hardware_label}; torch {provenance.versions['torch']}; {provenance.commit_label}",
-    ]
+    notes = _notes(setup, served, provenance, limit)
     report = format_steps(steps, notes)
     job.folder.write_text("bisect.md", report)
     job.folder.write_json(
@@ -121,6 +117,23 @@ def prepare(cfg: DictConfig) -> Setup:
             calibrate_on_requests(router, types, requests, passages)
         advance("executors")
     return Setup(text=text, builder=builder, router=router)
+
+
+def _notes(setup: Setup, served: Served, provenance: Provenance, limit: float) -> list[str]:
+    """What ran and where, and whether the retention policy did anything."""
+    builder, router = setup.builder, setup.router
+    dtype = str(builder.model.dtype).removeprefix("torch.")
+    notes = [
+        f"{len(builder.requests)} requests, {served.repeat.output_tokens:,} greedy tokens out. Each dimension is "
+        f"compared with the step above it; near-ties are gaps below {limit:g}.",
+        f"{builder.model.name} ({dtype}); {builder.pool.description}; router {router.version}",
+        f"{provenance.hardware_label}; torch {provenance.versions['torch']}; {provenance.commit_label}",
+    ]
+    if builder.options.retention is not None:
+        notes += memory_notes(
+            builder.options.retention, [served.repeat.stats], place="with everything on"
+        )
+    return notes
 
 
 def bisect(
@@ -179,7 +192,8 @@ def _num_changed(first: Served, served: Served) -> int:
 def _check(near_tie_logits: float | None) -> None:
     if near_tie_logits is None:
         return
-    if not isinstance(near_tie_logits, int | float) or not 0 <= near_tie_logits < math.inf:
+    is_number = isinstance(near_tie_logits, int | float) and not isinstance(near_tie_logits, bool)
+    if not is_number or not 0 <= near_tie_logits < math.inf:
         defaults = ", ".join(f"{dtype}: {value:g}" for dtype, value in NEAR_TIE_LOGITS.items())
         raise ValueError(
             f"task.near_tie_logits must be 0 or more (a difference of two logits), or null for the default of the "

@@ -142,7 +142,7 @@ def serve(llm: LLM, requests: Sequence[RequestSpec], tick: Tick) -> Served:
 
 def _one_at_a_time(options: EngineOptions, requests: Sequence[RequestSpec]) -> EngineOptions:
     """In the order of arrival, each prompt in one piece."""
-    return replace(
+    alone = replace(
         options,
         scheduler="fcfs",
         max_num_seqs=1,
@@ -154,6 +154,7 @@ def _one_at_a_time(options: EngineOptions, requests: Sequence[RequestSpec]) -> E
         max_num_waiting=None,
         dispatch="mixed",
     )
+    return alone.without_ignored()
 
 
 def _schedule(options: EngineOptions) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from tokenrouter import EngineOptions
 from tokenrouter.models import LoadedModel, load_model, tiny_random
@@ -89,5 +89,6 @@ def engine_options(cfg: DictConfig) -> EngineOptions:
         for group, keys in groups.ENGINE.items()
         for key, option in keys.items()
     }
-    options["retention"] = instantiate(options["retention"])
+    if OmegaConf.is_config(options["retention"]):
+        options["retention"] = instantiate(options["retention"])
     return EngineOptions(seed=cfg.seed, **options)

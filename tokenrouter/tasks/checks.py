@@ -9,6 +9,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from tokenrouter.kernels import BACKENDS
+from tokenrouter.kvcache.retention.checks import check_count, check_integer
 from tokenrouter.tasks import groups
 
 _HINTS = {"model.name": "<hub name, local folder or .gguf file>"}
@@ -23,7 +24,8 @@ def check_config(cfg: DictConfig) -> None:
 
     Raises:
         ValueError: a mandatory value is missing, an option is unknown to the target that it is for or, where a part has
-            none, to ``groups.KEYS``, ``kernels.backend`` names none, or ``evaluation.num_repeats`` is below 1.
+            none, to ``groups.KEYS``, ``kernels.backend`` names none, ``evaluation.num_repeats`` or ``num_threads`` is
+            no count, or ``seed`` no integer.
     """
     if missing := sorted(OmegaConf.missing_keys(cfg)):
         wanted = " ".join(f"{key}={_HINTS.get(key, '<value>')}" for key in missing)
@@ -42,8 +44,11 @@ def check_config(cfg: DictConfig) -> None:
         raise ValueError(
             f"kernels.backend={backend} is no backend; choose one of: {', '.join(BACKENDS)}{meant}"
         )
+    check_integer("seed", cfg.seed)
+    if cfg.num_threads is not None:
+        check_count("num_threads", cfg.num_threads, 1)
     num_repeats = cfg.evaluation.num_repeats
-    if not isinstance(num_repeats, int) or num_repeats < 1:
+    if type(num_repeats) is not int or num_repeats < 1:
         raise ValueError(
             f"evaluation.num_repeats must be at least 1 (passes over the requests), got {num_repeats!r}"
         )
@@ -67,13 +72,19 @@ def check_options(path: str, options: Iterable[str], target: Callable[..., Any])
     _refuse_unknown(path, options, known, owner=target.__name__)
 
 
-def check_windows(window_tokens: int, max_model_len: int, num_slots: int | None) -> None:
+def check_windows(
+    window_tokens: int,
+    max_model_len: int,
+    num_slots: int | None,
+    slots_for: Callable[[int], int] = int,
+) -> None:
     """Refuse windows of text that no engine takes whole.
 
     Args:
         window_tokens: length of an evaluation window.
         max_model_len: the model's length in tokens.
         num_slots: of the KV pool; None holds any request.
+        slots_for: the most slots that so many tokens hold at once: fewer where a retention policy bounds them.
 
     Raises:
         ValueError: a window is longer than the model's length or the pool.
@@ -83,9 +94,9 @@ def check_windows(window_tokens: int, max_model_len: int, num_slots: int | None)
             f"evaluation.window_tokens={window_tokens} is longer than the model's length of {max_model_len} tokens: "
             f"set evaluation.window_tokens to at most {max_model_len}, or raise model.max_model_len where it is set"
         )
-    if num_slots is not None and window_tokens > num_slots:
+    if num_slots is not None and (needed := slots_for(window_tokens)) > num_slots:
         raise ValueError(
-            f"a window of {window_tokens} tokens needs as many KV slots, and the pool has {num_slots}: lower "
+            f"a window of {window_tokens} tokens needs {needed} KV slots, and the pool has {num_slots}: lower "
             "evaluation.window_tokens or raise kvcache.num_slots"
         )
 

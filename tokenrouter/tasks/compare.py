@@ -8,7 +8,8 @@ from pathlib import Path
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from tokenrouter import LLM
+from tokenrouter import LLM, EngineOptions
+from tokenrouter.engine.build import slots_for
 from tokenrouter.evaluation import plots
 from tokenrouter.evaluation.held_out import HeldOutWindows
 from tokenrouter.evaluation.progress import progress
@@ -37,6 +38,7 @@ from tokenrouter.evaluation.throughput import (
 from tokenrouter.executors import build_pool
 from tokenrouter.kernels import KernelSet, select
 from tokenrouter.models import LoadedModel
+from tokenrouter.routers import RequestLevelRouter, Router
 from tokenrouter.tasks import build, checks, groups, report
 from tokenrouter.tasks.common import Job
 from tokenrouter.tasks.decisions import write_log
@@ -110,7 +112,7 @@ def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
         max_model_len = model.config.max_model_len
         advance("model")
         if settings:
-            checks.check_windows(settings.window_tokens, max_model_len, options.num_kv_slots)
+            check_windows(settings, options, router, model)
         text = build.encode_text(source.name, sides.evaluation, model.tokenizer)
         held_out = build.encode_text(source.name, sides.calibration, model.tokenizer)
         encode = build.encoder(model.tokenizer)
@@ -121,10 +123,11 @@ def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
         builder = SystemsBuilder(
             model=model,
             pool=build_pool(spec, model, kernels=cfg.kernels.backend),
-            options=options,
+            options=own_options(options) if serve else options,
             requests=requests,
             calibration_ids=calibration_passages(requests, held_out.ids, seed=cfg.seed),
             held_out=held_out_windows(held_out, settings) if settings else None,
+            static_batch_size=options.static_batch_size if serve else None,
         )
         advance("executors")
         systems = builder.build(router, serve=serve)
@@ -140,6 +143,27 @@ def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
         reference_kernels=kernels,
         settings=settings,
     )
+
+
+def check_windows(
+    settings: QualitySettings, options: EngineOptions, router: Router, model: LoadedModel
+) -> None:
+    """Refuse windows that the chosen router's engine does not take; the baselines' pool grows to hold them.
+
+    Raises:
+        ValueError: a window is longer than the model's length, or may hold more slots at once than the pool has.
+    """
+    needed = slots_for(options.retention, router.routes(model.config.num_layers))
+    checks.check_windows(
+        settings.window_tokens, model.config.max_model_len, options.num_kv_slots, needed
+    )
+
+
+def own_options(options: EngineOptions) -> EngineOptions:
+    """Without the size of static batches where they are a baseline's alone: there it has an effect."""
+    if options.scheduler == "static_batch":
+        return options
+    return replace(options, static_batch_size=None)
 
 
 def held_out_windows(text: build.Text, settings: QualitySettings) -> HeldOutWindows:
@@ -164,25 +188,40 @@ def measure(setup: Setup) -> QualityReport:
     reference = LLM(
         setup.reference,
         executors=build_pool("full", setup.reference, kernels=setup.reference_kernels),
-        options=replace(setup.builder.plain_options, dispatch="mixed"),
+        options=replace(setup.builder.plain_options, dispatch="mixed").without_ignored(),
     )
     measured = measure_quality(reference, systems.scored, setup.windows, setup.settings)
     qualities: dict[str, Quality] = dict(measured.systems)
-    router = systems.ranking_router
-    if router is not None:
-        target = (
-            router.high_frac
-            if systems.chosen == router.name
-            else qualities[systems.chosen].high_frac
-        )
-        assert target is not None
-        shares = prompt_shares(router, systems.chosen_llm.token_types, setup.windows)
-        qualities[router.name] = request_level_quality(
-            qualities["all_high"], qualities["all_low"], shares, target
-        )
+    qualities |= request_level_qualities(systems, qualities, setup.windows)
     if "static_batch" in systems.llms:
         qualities["static_batch"] = qualities["all_high"]
     return replace(measured, systems=qualities)
+
+
+def request_level_qualities(
+    systems: Systems, measured: Mapping[str, Quality], texts: list[list[int]]
+) -> dict[str, Quality]:
+    """By name those that are computed: request_level's, and the chosen one's where that is it with memory options.
+
+    Args:
+        systems: with what was measured.
+        measured: of each of ``systems.scored``.
+        texts: the windows.
+    """
+    router = systems.ranking_router
+    if router is None:
+        return {}
+    is_chosen = isinstance(systems.chosen_llm.router, RequestLevelRouter)
+    target = router.high_frac if is_chosen else measured[systems.chosen].high_frac
+    assert target is not None
+    shares = prompt_shares(router, systems.chosen_llm.token_types, texts)
+    memory = systems.chosen.removeprefix(router.name) if is_chosen else ""
+    return {
+        f"{router.name}{ending}": request_level_quality(
+            measured[f"all_high{ending}"], measured[f"all_low{ending}"], shares, target
+        )
+        for ending in dict.fromkeys(("", memory))
+    }
 
 
 def make_rows(

@@ -1,11 +1,11 @@
 """The usual troubles of a run, one rule each. docs/troubleshooting.md is the same table."""
 
+from tokenrouter.engine.retention_notes import LEAST_SAVED_FRAC
 from tokenrouter.kvcache.compaction import MIN_FREE_FRAC, MIN_SLOTS, PATIENCE_STEPS
 from tokenrouter.tasks.doctor_run import FinishedRun, Rule, Seen
 
 OVERHEAD_WARNING_FRAC, OVERHEAD_SERIOUS_FRAC = 0.05, 0.10
 LEAST_CACHE_HIT_FRAC = 0.40
-LEAST_SAVED_FRAC = 0.02
 AS_FAST_FRAC = 0.97
 PREEMPTIONS_PER_REQUEST = 0.1
 QUEUED_FRAC = 0.1

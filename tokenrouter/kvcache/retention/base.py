@@ -12,6 +12,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from tokenrouter.kvcache.retention.checks import check_count, check_number
+
 Need = Literal["attention", "key_norm", "draws", "classes"]
 
 
@@ -45,10 +47,20 @@ class Entries:
 
 
 class RetentionPolicy(ABC):
-    """Scores entries. ``keep`` turns scores into a choice; guards are applied around it."""
+    """Scores entries. ``keep`` turns scores into a choice; guards are applied around it.
+
+    Attributes:
+        name: what the policy is called in configs, tables and notes.
+        needs: what must be in the entries that it is given.
+        unused: fields of RetentionOptions that change nothing beside it, and of which a run that sets them is told;
+            those of the observation are meant anyway where ``needs`` has no attention.
+        seed: of the hashed draws that it needs; any integer, and other seeds draw independently.
+    """
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[Need]] = frozenset()
+    unused: ClassVar[frozenset[str]] = frozenset()
+    seed: int = 0
 
     @abstractmethod
     def keep(self, entries: Entries, is_guarded_N: Tensor) -> Tensor:
@@ -62,23 +74,6 @@ class RetentionPolicy(ABC):
     def max_kept(self, num_seen: int) -> int:
         """Most entries that may be left of ``num_seen``, guards aside: for admission."""
         return num_seen
-
-
-def check_count(name: str, value: object, least: int) -> None:
-    """Refuse what is no count; the scheduler's limits are checked by it, too.
-
-    Args:
-        name: of the option, for messages.
-        value: a bool, a float (a whole one, NaN) or a text is none.
-        least: allowed.
-
-    Raises:
-        ValueError: ``value`` is no integer, or below ``least``.
-    """
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,8 +92,7 @@ class Budget:
     max_entries: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.evicted_frac < 1.0:
-            raise ValueError(f"evicted_frac={self.evicted_frac} must be 0 to below 1")
+        check_number("evicted_frac", self.evicted_frac, lambda x: 0 <= x < 1, "of 0 to below 1")
         if self.max_entries is not None:
             check_count("max_entries", self.max_entries, 1)
 
@@ -128,8 +122,7 @@ class ScoredPolicy(RetentionPolicy):
 
     def __post_init__(self) -> None:
         self._budget = Budget(evicted_frac=self.evicted_frac, max_entries=self.max_entries)
-        if not 0.0 <= self.recent_frac <= 1.0:
-            raise ValueError(f"recent_frac={self.recent_frac} must be 0 to 1")
+        check_number("recent_frac", self.recent_frac, lambda x: 0 <= x <= 1, "of 0 to 1")
 
     @abstractmethod
     def score(self, entries: Entries) -> Tensor:

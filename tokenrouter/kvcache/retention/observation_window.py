@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenrouter.kvcache.retention.base import Entries, ScoredPolicy, check_count
+from tokenrouter.kvcache.retention.base import Entries, ScoredPolicy
+from tokenrouter.kvcache.retention.checks import check_count
 
 
 @dataclass(kw_only=True)
@@ -22,6 +23,7 @@ class ObservationWindow(ScoredPolicy):
 
     name = "observation_window"
     needs = frozenset({"attention"})
+    unused = frozenset({"decay"})
 
     pool_size: int = 5
 

@@ -1,10 +1,14 @@
 """When a policy acts, what it sees, and what it may never evict."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
-from tokenrouter.kvcache.retention.base import RetentionPolicy, check_count
+from tokenrouter.kvcache.retention.base import RetentionPolicy
+from tokenrouter.kvcache.retention.checks import check_count, check_number
+
+OBSERVATION = ("window", "decay", "layers")
+"""What says how attention is observed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,7 +22,8 @@ class RetentionOptions:
     Attributes:
         policy: what is evicted.
         interval: tokens from one decision to the next, at least 1; also the largest prefill chunk.
-        window: observed queries, 1 to ``interval``.
+        window: observed queries, 1 to ``interval``; where the policy looks at no attention, the default is no
+            contradiction of a shorter interval.
         decay: what the attention of a window is worth in the mean when the next one closes, over 0, at most 1.
         layers: how many layers are observed, evenly spread, or which; more cost more in prefill.
         groups: so many groups of neighbouring layers, of equal size as far as may be, each judge by their own attention
@@ -30,7 +35,7 @@ class RetentionOptions:
             neither sinks, recent nor protected (old); None: none does.
 
     Raises:
-        ValueError: an option out of its range.
+        ValueError: an option out of its range, or ``policy`` is none.
     """
 
     policy: RetentionPolicy
@@ -44,6 +49,11 @@ class RetentionOptions:
     compress: Literal["class", "old"] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.policy, RetentionPolicy):
+            raise ValueError(
+                f"policy={self.policy!r} must be a retention policy, such as SinkWindow(); to keep every entry leave "
+                "retention itself out (null)"
+            )
         for name, least in (
             ("interval", 1),
             ("window", 1),
@@ -52,24 +62,52 @@ class RetentionOptions:
             ("recent", 1),
         ):
             check_count(name, getattr(self, name), least)
-        if not 0.0 < self.decay <= 1.0:
-            raise ValueError(f"decay={self.decay} must be over 0 and at most 1")
+        check_number("decay", self.decay, lambda x: 0 < x <= 1, "over 0 and at most 1")
         if self.compress not in (None, "class", "old"):
             raise ValueError(f"compress={self.compress!r} must be 'class', 'old' or null")
-        if self.window > self.interval:
+        is_meant = self._watches or self.window != _defaults()["window"]
+        if self.window > self.interval and is_meant:
             raise ValueError(
                 f"window={self.window} must be at most interval={self.interval}: it ends where the policy acts"
             )
-        if isinstance(self.layers, int | float):
-            check_count("layers", self.layers, 1)
+        self._check_layers()
+
+    @property
+    def _watches(self) -> bool:
+        return "attention" in self.policy.needs
+
+    def _check_layers(self) -> None:
+        """What no model has; ``observed_layers`` refuses what one has not."""
+        layers: Any = self.layers
+        if isinstance(layers, int | float):
+            check_count("layers", layers, 1)
+        elif isinstance(layers, str | bytes) or not isinstance(layers, Sequence) or not layers:
+            raise ValueError(
+                f"layers={layers!r} must be how many layers are observed, such as 4, or a list of their numbers, "
+                "such as [0, 10, 20]"
+            )
+        else:
+            for layer in layers:
+                check_count("a number in layers", layer, 0)
+
+    def ignored(self) -> dict[str, str]:
+        """Options that differ from their defaults and change nothing beside this policy: by name, and why."""
+        name = self.policy.name
+        found = {} if self._watches else dict.fromkeys(OBSERVATION, f"{name} looks at no attention")
+        found |= dict.fromkeys(self.policy.unused, f"{name} does not use it")
+        return {
+            option: why
+            for option, why in sorted(found.items())
+            if getattr(self, option) != _defaults()[option]
+        }
 
     def observed_layers(self, num_layers: int) -> tuple[int, ...]:
         """The layers whose attention counts; raises ValueError when one does not exist."""
         if isinstance(self.layers, int):
             count = min(self.layers, num_layers)
             return tuple((2 * i + 1) * num_layers // (2 * count) for i in range(count))
-        wrong = [n for n in self.layers if type(n) is not int or not 0 <= n < num_layers]
-        if wrong or not self.layers or len(set(self.layers)) != len(self.layers):
+        is_wrong = any(layer >= num_layers for layer in self.layers)
+        if is_wrong or len(set(self.layers)) != len(self.layers):
             raise ValueError(
                 f"layers={list(self.layers)} must name different layers of 0 to {num_layers - 1}"
             )
@@ -88,3 +126,7 @@ class RetentionOptions:
         decided = (num_tokens - 1) // self.interval * self.interval
         kept = self.policy.max_kept(decided) + self.sinks + self.recent
         return min(num_tokens, kept + self.interval)
+
+
+def _defaults() -> dict[str, Any]:
+    return {field.name: field.default for field in fields(RetentionOptions)}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tokenrouter.kvcache.retention.base import Entries, ScoredPolicy
+from tokenrouter.kvcache.retention.checks import check_integer
 
 
 @dataclass(kw_only=True)
@@ -13,12 +14,19 @@ class Random(ScoredPolicy):
 
     Attributes:
         seed: other seeds draw independently.
+
+    Raises:
+        ValueError: a seed that is no integer; as ScoredPolicy.
     """
 
     name = "random"
     needs = frozenset({"draws"})
 
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("seed", self.seed)
 
     def score(self, entries: Entries) -> Tensor:
         """See ScoredPolicy."""

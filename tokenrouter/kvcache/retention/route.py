@@ -23,7 +23,7 @@ class RouteClass(ScoredPolicy):
         classes: route name to class, instead of the class that the router's own table gives the route.
 
     Raises:
-        ValueError: an unknown class.
+        ValueError: an unknown class, or no mapping; as ScoredPolicy.
     """
 
     name = "route"
@@ -35,6 +35,10 @@ class RouteClass(ScoredPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.classes, Mapping):
+            raise ValueError(
+                f"classes={self.classes!r} must map route names to retention classes, such as {{'low': 'drop_first'}}"
+            )
         for route, name in self.classes.items():
             if name not in CLASSES:
                 raise ValueError(

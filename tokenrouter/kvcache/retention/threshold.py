@@ -7,6 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from tokenrouter.kvcache.retention.base import Entries, RetentionPolicy
+from tokenrouter.kvcache.retention.checks import check_number
 
 
 @dataclass(kw_only=True)
@@ -29,10 +30,12 @@ class Threshold(RetentionPolicy):
     unit: Literal["weight", "relative"] = "relative"
 
     def __post_init__(self) -> None:
-        if not 0 < self.threshold < math.inf:
-            raise ValueError(
-                f"threshold={self.threshold} must be a number over 0: at 0 nothing is evicted"
-            )
+        check_number(
+            "threshold",
+            self.threshold,
+            lambda x: 0 < x < math.inf,
+            "over 0 (at 0 nothing is evicted), and finite",
+        )
         if self.unit not in ("weight", "relative"):
             raise ValueError(f"unit={self.unit!r} must be 'weight' or 'relative'")
 

@@ -1,0 +1,132 @@
+"""Guards constructors that the command line fills: what is no value of an option is refused by the option's name.
+
+Options and their types are read from the classes: a new option that is not checked fails here.
+"""
+
+from dataclasses import fields
+from math import inf, nan
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from tests.tasks.jobs import compose_config, run_in
+from tokenrouter import EngineOptions
+from tokenrouter.evaluation.quality import QualitySettings
+from tokenrouter.kvcache import KVPool, retention
+from tokenrouter.kvcache.retention import (
+    Budget,
+    Full,
+    RetentionOptions,
+    RetentionPolicy,
+    ScoredPolicy,
+)
+from tokenrouter.scheduler import SchedulerLimits, StaticBatchScheduler
+from tokenrouter.tasks import build
+from tokenrouter.tasks.bisect import run as bisect
+from tokenrouter.tasks.checks import check_config
+
+POLICIES: list[Any] = [
+    value
+    for value in vars(retention).values()
+    if isinstance(value, type)
+    and issubclass(value, RetentionPolicy)
+    and value not in (RetentionPolicy, ScoredPolicy)
+]
+NEEDED: dict[Any, dict[str, Any]] = {
+    **{policy: {} for policy in POLICIES},
+    Budget: {},
+    RetentionOptions: {"policy": Full()},
+    SchedulerLimits: {"max_num_seqs": 2, "max_num_batched_tokens": 8},
+    EngineOptions: {},
+    QualitySettings: {
+        "window_tokens": 8,
+        "num_windows": 2,
+        "decode_tokens": 2,
+        "decode_windows": 1,
+    },
+}
+WRONG = (None, "half", True, nan, inf, 1.5, 2.0)
+
+
+def wrong_values(made: Any, name: str) -> list[Any]:
+    """Those of WRONG that the type of an option rules out; NaN and infinity always."""
+    hint = get_type_hints(made)[name]
+    kinds = {hint, *get_args(hint)}
+    right = [
+        value
+        for value in WRONG
+        if (value is None and NoneType in kinds)
+        or (value is True and bool in kinds)
+        or (value in (1.5, 2.0) and float in kinds)
+    ]
+    return [value for value in WRONG if not any(value is one for one in right)]
+
+
+@pytest.mark.parametrize("made", NEEDED, ids=lambda made: made.__name__)
+def test_what_is_no_value_of_an_option_is_refused_by_name(made: Any) -> None:
+    """TypeError: '<=' not supported between instances of 'float' and 'str', in the middle of a job."""
+    made(**NEEDED[made])
+    for option in fields(made):
+        for value in wrong_values(made, option.name) if option.init else ():
+            with pytest.raises(ValueError, match=option.name) as refused:
+                made(**NEEDED[made] | {option.name: value})
+            assert repr(value) in str(refused.value), (option.name, value)
+
+
+@pytest.mark.parametrize("size", [None, "half", True, nan, inf, 1.5, 0, 9])
+def test_a_batch_is_a_number_of_requests(size: Any) -> None:
+    """TypeError from a comparison, or half a request."""
+    limits = SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=8)
+    with pytest.raises(ValueError, match=r"^batch_size "):
+        StaticBatchScheduler(
+            pool=KVPool(num_slots=8, max_rows=8, max_len=8), limits=limits, batch_size=size
+        )
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "kvcache.retention.policy.evicted_frac=half",
+        "kvcache.retention.policy.evicted_frac=null",
+        "kvcache.retention.decay=x",
+        "kvcache.retention.layers=all",
+        "kvcache.retention.policy=null",
+        "kvcache.retention=half",
+        "scheduler.max_num_seqs=null",
+        "scheduler.min_batch=few",
+        "kvcache.prefix_sharing=maybe",
+        "evaluation.window_tokens=long",
+        "seed=one",
+        "num_threads=0",
+        "num_threads=all",
+    ],
+)
+def test_a_command_line_hears_which_option_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str
+) -> None:
+    """A traceback, or a refusal when the model was loaded already."""
+
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(build, "load", load)
+    path = override.partition("=")[0]
+    with pytest.raises(Exception, match=path.rpartition(".")[2]) as refused:
+        run_in(tmp_path, "debug=tiny", "kvcache=heavy_hitter", override)
+    assert isinstance(refused.value.__cause__ or refused.value, ValueError)
+
+
+def test_a_flag_is_no_number() -> None:
+    """True taken for one pass, or for a logit."""
+    with pytest.raises(ValueError, match=r"evaluation\.num_repeats must be at least 1 .* True"):
+        check_config(compose_config("debug=tiny", "evaluation.num_repeats=true"))
+    with pytest.raises(ValueError, match=r"task\.near_tie_logits must be 0 or more .* True"):
+        bisect(_Nothing(), near_tie_logits=True)  # type: ignore[arg-type]
+
+
+class _Nothing:
+    """A job that is refused before it is looked at."""
+
+    cfg = None
