@@ -41,9 +41,10 @@ FEATURES = (
     feature(
         "precision",
         "low_path",
-        "int8 products: `executor=int8`, `int8_shared`",
+        "int8 products: `executor=int8`, `int8_shared`, `int8_smooth`",
         int8=routed(pool="int8"),
         int8_shared=routed(pool="int8_shared"),
+        int8_smooth=routed(pool="int8_smooth"),
     ),
     feature(
         "precision",

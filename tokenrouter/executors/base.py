@@ -60,6 +60,11 @@ class Executor(ABC):
         """Final norm and lm_head: a new ``[T, V]`` tensor in the model's dtype."""
 
     @property
+    def version(self) -> str:
+        """Name, and what beside model and backend its numbers come from, such as a calibration: for provenance."""
+        return self.name
+
+    @property
     @abstractmethod
     def packed_weights(self) -> list[Tensor]:
         """The weight tensors that every decode step of this path streams, lm_head included."""

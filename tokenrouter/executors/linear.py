@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from tokenrouter.executors.base import Executor
-from tokenrouter.executors.packing import PackedModel
+from tokenrouter.executors.packing import PackedLinears, PackedModel
 from tokenrouter.kernels import LayerTail, Norm, Product, TailWeights
 
 
@@ -19,8 +19,8 @@ class LinearExecutor(Executor):
 
     def __init__(self, packed: PackedModel) -> None:
         super().__init__(packed)
-        self._linears = packed.linears(self.product)
-        self._input_norms = [Norm(layer.input_norm_E, self._eps) for layer in self._layers]
+        self._linears = self._choose_linears(packed)
+        self._input_norms = [Norm(norm_E, self._eps) for norm_E in self._linears.input_norms]
         self._final_norm = Norm(self._final_norm_E, self._eps)
         self._tails = [self._tail(layer) for layer in range(len(self._layers))]
 
@@ -44,16 +44,25 @@ class LinearExecutor(Executor):
         return self._kernels.project(self.product, hidden_TE, lm_head, norm=norm)
 
     @property
+    def version(self) -> str:
+        """See Executor: with a hash of the scales that are folded in, where there are any."""
+        return "-".join(filter(None, (self.name, self._linears.version)))
+
+    @property
     def packed_weights(self) -> list[Tensor]:
         """See Executor."""
         return self._linears.weights
+
+    def _choose_linears(self, packed: PackedModel) -> PackedLinears:
+        """The weights, and the norms in front of them; for subclasses to fold scales into both."""
+        return packed.linears(self.product)
 
     def _tail(self, layer: int) -> LayerTail:
         linears, following = self._linears, layer + 1
         is_last = following == len(self._layers)
         weights = TailWeights(
             out=linears.out[layer],
-            norm=Norm(self._layers[layer].post_norm_E, self._eps),
+            norm=Norm(linears.post_norms[layer], self._eps),
             gate_up=linears.gate_up[layer],
             down=linears.down[layer],
             next_norm=None if is_last else self._input_norms[following],

@@ -9,6 +9,7 @@ from torch import Tensor
 from tokenrouter.executors.base import Executor
 from tokenrouter.executors.full import FullExecutor
 from tokenrouter.executors.int8 import Int8Executor
+from tokenrouter.executors.int8_smooth import Int8SmoothExecutor
 from tokenrouter.executors.int8_weight import Int8WeightExecutor
 from tokenrouter.executors.packing import PackedModel
 from tokenrouter.kernels import KernelSet, huge_pages, select
@@ -42,6 +43,7 @@ class PoolSpec:
 POOLS: dict[str, PoolSpec] = {
     "full": PoolSpec(),
     "int8": PoolSpec(low=Int8Executor),
+    "int8_smooth": PoolSpec(low=Int8SmoothExecutor),
     "int8_shared": PoolSpec(high=Int8WeightExecutor, low=Int8Executor),
 }
 
@@ -64,8 +66,8 @@ class ExecutorPool:
 
     @property
     def description(self) -> str:
-        """For tables: ``high=full, low=int8, lm_head=high``."""
-        paths = [f"{path}={executor.name}" for path, executor in self.executors.items()]
+        """For tables and provenance: ``high=full, low=int8, lm_head=high``, by the executors' versions."""
+        paths = [f"{path}={executor.version}" for path, executor in self.executors.items()]
         return ", ".join([*paths, f"lm_head={self.lm_head}"])
 
 
