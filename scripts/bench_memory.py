@@ -2,15 +2,16 @@
 
 python scripts/bench_memory.py [--quick] [--documents N] [--dialogues N] [--start N] [--items N] [--data-dir DIR]
                                [--policies NAME ... | --only-shipped] [--json PATH]
+                               [--evicted-fracs [FRAC ...]] [--fixed-fracs [FRAC ...]]
                                [--interval N] [--window N] [--layers N] [--groups N] [--sinks N] [--recent N]
 
 Documents of 4,096 tokens (wiki_articles, arxiv_latex; N of each) and dialogues (mt_bench_101), all in one engine: the
 prompt in prefill chunks, the last 256 tokens fed one by one. --start passes over the first N of each set, so that
 settings can be judged on other documents than those they were chosen on. Reference: the same bf16 engine without
 retention. Policies evict 25, 50, 75 and 87.5 % of the tokens seen ("50 %"), or all beyond a fixed number with which the
-longest documents' peak falls by half or three quarters ("to 1920 r1536": 1,536 of them are the last tokens, the policy
-chooses the others; "int8": entries become int8 when they are older than --recent). threshold runs with several
-thresholds and that many last tokens guarded; route runs with the rule router, all of whose routes are computed high, so
+longest documents' peak falls by a quarter, half or three quarters ("to 1920 r1536": 1,536 of them are the last tokens,
+the policy chooses the others; "int8": entries become int8 when they are older than --recent); --evicted-fracs and
+--fixed-fracs name other shares. threshold runs with several thresholds and that many last tokens guarded; route runs with the rule router, all of whose routes are computed high, so
 that only the classes of their entries differ. full evicts nothing and shows the noise of other chunks; the policy int8
 evicts nothing either and keeps every entry in int8. --only-shipped runs the configs of conf/kvcache with their own
 windows, layers and budgets instead ("as shipped").

@@ -58,13 +58,13 @@ def test_settings_differ_in_strength_and_share_the_schedule() -> None:
     sizes = Sizes(evicted_fracs=(0.25,), fixed_fracs=(0.25, 0.75), thresholds=(0.1,))
     settings = make_settings(SCHEDULE, sizes, ("threshold", "random"))
     assert [s.strength for s in settings] == [
-        *("< 0.1 r1536", "25 %", "to 3008 r2406", "to 960 r768", "to 3008 int8")
+        *("< 0.1 r1536", "25 %", "to 3008 r2406", "to 960 r768", "to 3008 int8", "to 960 int8")
     ]
-    assert [s.retention.recent for s in settings] == [1536, 32, 2406, 768, 32]
-    assert [s.retention.compress for s in settings] == [None, None, None, None, "old"]
+    assert [s.retention.recent for s in settings] == [1536, 32, 2406, 768, 32, 32]
+    assert [s.retention.compress for s in settings] == [None, None, None, None, "old", "old"]
     assert {s.retention.interval for s in settings} == {64}
     budgets = [getattr(s.retention.policy, "evicted_frac", None) for s in settings]
-    assert budgets == [None, 0.25, 0.0, 0.0, 0.0]
+    assert budgets == [None, 0.25, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_only_policies_that_look_at_attention_get_its_options() -> None:

@@ -30,6 +30,10 @@ COUNTS = {
     "items": "of each retrieval task",
 }
 """Options of ``Sizes``, and what they say."""
+FRACS = {
+    "evicted_fracs": "of the tokens seen that are evicted; may be none",
+    "fixed_fracs": "of the longest documents' peak that fixed budgets save; may be none",
+}
 
 
 def run(bench: Bench) -> dict[str, Any]:
@@ -64,10 +68,10 @@ def parse_arguments(description: str) -> argparse.Namespace:
     """
     parser = _parser(description)
     args = parser.parse_args()
-    tuned = [name for name in ("policies", *SCHEDULE) if getattr(args, name) is not None]
+    tuned = [name for name in ("policies", *FRACS, *SCHEDULE) if getattr(args, name) is not None]
     if args.only_shipped and tuned:
         parser.error(
-            f"--{tuned[0]} has no effect with --only-shipped, which runs conf/kvcache as it is: leave one out"
+            f"{_flag(tuned[0])} has no effect with --only-shipped, which runs conf/kvcache as it is: leave one out"
         )
     given = {name: value for name in COUNTS if (value := getattr(args, name)) is not None}
     for name, value in given.items():
@@ -75,6 +79,11 @@ def parse_arguments(description: str) -> argparse.Namespace:
             parser.error(f"--{name} must be at least 0, got {value}")
     if args.data_dir is None and args.dialogues:
         parser.error("--dialogues needs local sets: give --data-dir, or leave it out")
+    for name in FRACS:
+        if (fracs := getattr(args, name)) is not None:
+            if not all(0 < frac < 1 for frac in fracs):
+                parser.error(f"{_flag(name)} must be shares between 0 and 1, got {fracs}")
+            given[name] = tuple(fracs)
     args.sizes = replace(QUICK if args.quick else Sizes(), **given)
     if args.sizes.documents == 0 and (args.data_dir is None or args.sizes.dialogues == 0):
         parser.error("nothing is read: --documents or --dialogues must be at least 1")
@@ -93,6 +102,8 @@ def _parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="little work: to see that it runs")
     for name, says in COUNTS.items():
         parser.add_argument(f"--{name}", type=int, help=says)
+    for name, says in FRACS.items():
+        parser.add_argument(_flag(name), nargs="*", type=float, metavar="FRAC", help=says)
     parser.add_argument("--policies", nargs="+", choices=POLICIES, help="default: all")
     parser.add_argument(
         "--only-shipped", action="store_true", help="the configs of conf/kvcache as they are"
@@ -108,6 +119,10 @@ def _parser(description: str) -> argparse.ArgumentParser:
             f"--{name}", type=int, help=f"see RetentionOptions (default: {default})"
         )
     return parser
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def default_schedule() -> dict[str, Any]:

@@ -128,7 +128,7 @@ def _thresholds(schedule: RetentionOptions, sizes: Sizes) -> list[Setting]:
 
 
 def _budgets(schedule: RetentionOptions, sizes: Sizes, name: str) -> list[Setting]:
-    """Shares of the tokens seen, fixed numbers, and where it is asked for the largest of these with int8 entries."""
+    """Shares of the tokens seen, fixed numbers, and where it is asked for these again with old entries in int8."""
     make, counts = SCORED[name], _fixed_budgets(schedule, sizes)
     found = [
         _setting(schedule, make(evicted_frac=frac), evicted_frac=frac)
@@ -138,8 +138,8 @@ def _budgets(schedule: RetentionOptions, sizes: Sizes, name: str) -> list[Settin
         policy = make(evicted_frac=0.0, max_entries=count)
         recent = round(sizes.recent_frac * count)
         found.append(_setting(schedule, policy, max_entries=count, recent=recent))
-    if counts and name in sizes.int8_policies:
-        found.append(_int8(schedule, make, max(counts), sizes))
+    if name in sizes.int8_policies:
+        found += [_int8(schedule, make, count, sizes) for count in counts]
     return found
 
 

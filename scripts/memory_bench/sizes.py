@@ -19,7 +19,7 @@ class Sizes:
         shared_tokens: so many tokens share one such reading; its last one sees that many more.
         evicted_fracs: of the tokens seen, for policies with a budget.
         fixed_fracs: of the peak of a document of ``document_tokens``: by a fixed budget, which evicts nothing before.
-        int8_policies: these run their largest fixed budget again with old entries in int8.
+        int8_policies: these run their fixed budgets again with old entries in int8.
         recent_frac: share of a fixed budget that goes to the last tokens; the policy chooses the others.
         guarded_recent: thresholds run with so many last tokens guarded.
         thresholds: for ``threshold``, relative.
@@ -35,7 +35,7 @@ class Sizes:
     visible_tokens: int = 256
     shared_tokens: int = 128
     evicted_fracs: tuple[float, ...] = (0.25, 0.5, 0.75, 0.875)
-    fixed_fracs: tuple[float, ...] = (0.5, 0.75)
+    fixed_fracs: tuple[float, ...] = (0.25, 0.5, 0.75)
     int8_policies: tuple[str, ...] = ("heavy_hitter", "sink_window", "random")
     thresholds: tuple[float, ...] = (0.4, 0.6, 0.8)
     recent_frac: float = 0.8
