@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenrouter.kernels import KernelSet, QuantizedRows
+from tokenrouter.kernels import Cut, KernelSet, QuantizedRows
 
 from .case import NATIVE, Case
 from .roofline import Work
@@ -91,21 +91,32 @@ def _row_case(
 
 
 def _token_cases(backends: Backends, shapes: Shapes, num_rows: int) -> Iterator[Case]:
-    """The greedy tokens of a step, then random ones."""
+    """The greedy tokens of a step, random ones, then those of the likeliest."""
     x_TV = torch.randn(num_rows, shapes.vocab).bfloat16()
     inverse_temperature_T = torch.ones(num_rows)
     uniform_T = torch.rand(num_rows, dtype=torch.float64)
+    random = (x_TV, inverse_temperature_T, uniform_T)
     read_bytes = x_TV.numel() * 2
-    for name, arguments in {
-        "row_max": (x_TV,),
-        "draw": (x_TV, inverse_temperature_T, uniform_T),
-    }.items():
+    for name, options, arguments in (
+        ("row_max", "", (x_TV,)),
+        ("draw", "", random),
+        ("draw_cut", ", top_p 0.9", (*random, _cut(num_rows, top_p=0.9))),
+        ("draw_cut", ", top_k 50", (*random, _cut(num_rows, top_k=50))),
+    ):
         yield Case(
             operator=name,
-            size=f"{num_rows} rows of {shapes.vocab}",
+            size=f"{num_rows} rows of {shapes.vocab}{options}",
             work=Work(read_bytes=read_bytes, written_bytes=0, working_set_bytes=read_bytes),
             calls={k.name: [partial(getattr(k, name), *arguments)] for k in backends},
         )
+
+
+def _cut(num_rows: int, *, top_k: int = 0, top_p: float = 1.0) -> Cut:
+    return Cut(
+        torch.full((num_rows,), top_k),
+        torch.full((num_rows,), top_p, dtype=torch.float64),
+        torch.zeros(num_rows, dtype=torch.float64),
+    )
 
 
 def _rope_case(backends: Backends, shapes: Shapes, num_rows: int, num_arenas: int) -> Case:

@@ -8,55 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenrouter.engine.logits import TokenCounts, candidates, penalise_, scale_, top_logprobs
+from tokenrouter.engine.logits import TokenCounts, penalise_, top_logprobs
 from tokenrouter.engine.sampler import Sampler, SamplerState
 from tokenrouter.sampling_params import SamplingParams
-
-
-def test_ties_beyond_the_candidates_ask_for_more() -> None:
-    """Which of equal logits topk returns is arbitrary: a cut among them must see them all."""
-    scaled_RV = torch.zeros(2, 10)
-    scaled_RV[1, 4:] = -9.0
-    found = candidates(scaled_RV, [SamplingParams(top_k=2), SamplingParams(top_k=4)], width=5)
-    assert found.complete_R.tolist() == [False, True]
-    whole = candidates(scaled_RV, [SamplingParams(top_k=2)] * 2, width=10)
-    assert whole.complete_R.all()
-    assert whole.ids_RK[whole.scaled_RK > -math.inf].tolist() == [0, 1, 0, 1]
-
-
-def kept_ids(scaled_RV: torch.Tensor, params: list[SamplingParams], width: int) -> list[list[int]]:
-    """What the cuts keep of each row, largest first, with as many looks as it takes."""
-    found = candidates(scaled_RV, params, width)
-    while not found.complete_R.all():
-        width *= 4
-        found = candidates(scaled_RV, params, width)
-    rows = zip(found.scaled_RK, found.ids_RK, strict=True)
-    return [ids_K[scaled_K > -math.inf].tolist() for scaled_K, ids_K in rows]
-
-
-@pytest.mark.parametrize("options", [{}, {"min_p": 0.001}, {"top_k": 70}])
-def test_a_cut_at_a_boundary_is_the_same_at_any_width_and_in_any_batch(
-    options: dict[str, Any],
-) -> None:
-    """Two sums of the same row that differ in the last bit keep one token more or less, and shift every draw.
-
-    top_p lies where a token is just in or just out. Rows are long enough for sums by threads.
-    """
-    threads, vocab = torch.get_num_threads(), 40_000
-    scaled_RV = torch.randn(2, vocab, generator=torch.Generator().manual_seed(2)) * 3
-    scale_(scaled_RV, [1.0, 1.0], [options.get("min_p", 0.0)] * 2)
-    probs_V = scaled_RV[0].double().exp().sort(descending=True).values
-    mass = probs_V[: options.get("top_k", vocab)].sum()
-    shares = (probs_V.cumsum(dim=0) / mass)[1:60:6].tolist()
-    torch.set_num_threads(2)
-    try:
-        for share in shares:
-            both = [SamplingParams(top_p=share, **options), SamplingParams(top_p=0.4)]
-            expected = kept_ids(scaled_RV[:1], both[:1], 256)[0]
-            assert kept_ids(scaled_RV, both, 256)[0] == expected
-            assert kept_ids(scaled_RV[:1], both[:1], vocab)[0] == expected
-    finally:
-        torch.set_num_threads(threads)
 
 
 @settings(deadline=None, max_examples=60)

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenrouter.engine import sampler as sampler_module
 from tokenrouter.engine.sampler import Sampler, SamplerState
-from tokenrouter.kernels import KernelSet, ReferenceKernels, select
+from tokenrouter.kernels import Cut, KernelSet, ReferenceKernels, select
 from tokenrouter.sampling_params import SamplingParams
 
 NO_EOS: frozenset[int] = frozenset()
@@ -59,20 +58,6 @@ def test_a_seeded_request_does_not_see_its_batch_mates(
                 states[i].advance(token)
             drawn.append(int(ids[list(now).index(place)]))
         assert drawn == alone
-
-
-def test_the_number_of_candidates_changes_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A number per look, or a draw over a sum that depends on the width, would make draws depend on it."""
-    logits_TV = torch.randn(40, 500, generator=torch.Generator().manual_seed(1)).round(decimals=1)
-    options: list[dict[str, Any]] = [{"top_p": 0.9}, {"top_k": 30, "seed": 3}, {}, {"min_p": 0.01}]
-    states = [SamplerState(SamplingParams(**options[t % 4]), [1]) for t in range(40)]
-    drawn = []
-    for width in (256, 1, 30, 500):
-        monkeypatch.setattr(sampler_module, "_FIRST_WIDTH", width)
-        again = [SamplerState(state.params, [1]) for state in states]
-        ids_B = Sampler(500, seed=4).sample(logits_TV, again, NO_EOS).ids_B
-        drawn.append(ids_B.tolist())
-    assert drawn == drawn[:1] * 4
 
 
 def test_seeds_of_completions_and_of_the_engine() -> None:
@@ -221,12 +206,19 @@ class Recorder(ReferenceKernels):
         self.drawn.append(x_TV)
         return super().draw(x_TV, inverse_temperature_T, uniform_T)
 
+    def draw_cut(
+        self, x_TV: Tensor, inverse_temperature_T: Tensor, uniform_T: Tensor, cut: Cut
+    ) -> Tensor:
+        self.drawn.append(x_TV)
+        return super().draw_cut(x_TV, inverse_temperature_T, uniform_T, cut)
 
-def test_plain_rows_are_drawn_from_the_models_own_logits() -> None:
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"top_p": 0.9, "min_p": 0.1}])
+def test_plain_rows_are_drawn_from_the_models_own_logits(options: dict[str, Any]) -> None:
     """A float32 copy of [B, V] costs more than the draw."""
     kernels, logits_BV = Recorder(), torch.randn(4, 50).bfloat16()
-    params = [SamplingParams(), SamplingParams(seed=1), SamplingParams(temperature=0.5)] * 2
-    states = [SamplerState(p, [1]) for p in params]
+    params = [SamplingParams(**options, **o) for o in ({}, {"seed": 1}, {"temperature": 0.5})]
+    states = [SamplerState(p, [1]) for p in params * 2]
     Sampler(50, 0, kernels).sample(logits_BV, states[:4], NO_EOS)
     assert [x.data_ptr() for x in kernels.drawn] == [logits_BV.data_ptr()]
     states[1] = SamplerState(SamplingParams(temperature=0.0), [1])

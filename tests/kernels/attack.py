@@ -14,6 +14,7 @@ from torch import Tensor
 from tests.kernels.attack_arguments import DTYPES, Arguments
 from tokenrouter.kernels import (
     AttentionPlan,
+    Cut,
     Int8Entries,
     NativeKernels,
     Norm,
@@ -141,6 +142,13 @@ class Attacker(Arguments):
         num_found = len(kernels.row_max(x_TV)[1])
         if x_TV.dtype in DTYPES[:2]:  # others are torch's own
             assert len(kernels.draw(x_TV, inverse_T, uniform_T)) == num_found
+            cut = Cut(
+                self.ints([self.size() for _ in range(num_rows)]),
+                (self.tensor(num_rows, dtype=torch.float64).abs() + 1)
+                / (3 if self.rarely() else 4),
+                self.tensor(num_rows, dtype=torch.float64).abs() / (2 if self.rarely() else 3),
+            )
+            assert len(kernels.draw_cut(x_TV, inverse_T, uniform_T, cut)) == num_found
 
     def arena(
         self, groups: int, dim: int, dtype: torch.dtype, num_int8: int

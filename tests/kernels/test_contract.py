@@ -11,7 +11,14 @@ import torch
 from torch.testing import assert_close
 
 from tests.kernels.conftest import Typed
-from tokenrouter.kernels import KernelSet, NativeKernels, Product, QuantizedRows, ReferenceKernels
+from tokenrouter.kernels import (
+    Cut,
+    KernelSet,
+    NativeKernels,
+    Product,
+    QuantizedRows,
+    ReferenceKernels,
+)
 from tokenrouter.kernels.checks import MAX_INT8_INPUTS
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -158,6 +165,23 @@ def drawn(width: int, inverse: float = 1.0, uniform: float = 0.5) -> Callable[..
     )
 
 
+def cut_of(num_rows: int, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Cut:
+    return Cut(
+        torch.full((num_rows,), top_k),
+        torch.full((num_rows,), top_p, dtype=torch.float64),
+        torch.full((num_rows,), min_p, dtype=torch.float64),
+    )
+
+
+def drawn_cut(cut: Cut, width: int = 4, inverse: float = 1.0) -> Callable[..., Any]:
+    return lambda k, t: k.draw_cut(
+        torch.ones(2, width, dtype=t),
+        torch.full((2,), inverse),
+        torch.full((2,), 0.5, dtype=torch.float64),
+        cut,
+    )
+
+
 def rope(qkv: tuple[int, ...], kv: tuple[int, ...]) -> Callable[[KernelSet, torch.dtype], Any]:
     return lambda k, t: k.rope_store_kv(
         torch.ones(qkv, dtype=t),
@@ -185,6 +209,14 @@ REFUSED: dict[str, tuple[Callable[[KernelSet, torch.dtype], Any], str]] = {
     "draw by a negative number": (drawn(4, uniform=-0.1), "uniform"),
     "draw at no temperature": (drawn(4, inverse=float("inf")), "inverse_temperature"),
     "draw at a negative temperature": (drawn(4, inverse=-1.0), "inverse_temperature"),
+    "cut of nothing": (drawn_cut(cut_of(2), width=0), "x .*at least one feature"),
+    "cut at no temperature": (drawn_cut(cut_of(2), inverse=0.0), "inverse_temperature"),
+    "cut of other rows": (drawn_cut(cut_of(3)), "top_k must have shape"),
+    "cut to a negative number": (drawn_cut(cut_of(2, top_k=-1)), "top_k must be at least 0"),
+    "cut to no mass": (drawn_cut(cut_of(2, top_p=0.0)), "top_p must be above 0"),
+    "cut to too much mass": (drawn_cut(cut_of(2, top_p=1.1)), "top_p must be above 0 and at most"),
+    "cut above the largest": (drawn_cut(cut_of(2, min_p=1.1)), "min_p must be in"),
+    "cut by NaN": (drawn_cut(cut_of(2, min_p=float("nan"))), "min_p must be in"),
     "heads of no size": (rope((3, 0), (4, 2, 0)), "kv must be"),
     "a projection of half a head": (rope((3, 28), (4, 2, 8)), "qkv"),
     "a projection without queries and keys": (rope((3, 8), (4, 2, 8)), "qkv"),
@@ -230,6 +262,8 @@ def test_sizes_of_zero(typed: Typed, num_rows: int) -> None:
     assert [len(part) for part in kernels.row_max(x_TK)] == [num_rows, num_rows]
     uniform_T = torch.full((num_rows,), 0.5, dtype=torch.float64)
     assert kernels.draw(x_TK, torch.ones(num_rows), uniform_T).shape == (num_rows,)
+    cut = cut_of(num_rows, top_k=3)
+    assert kernels.draw_cut(x_TK, torch.ones(num_rows), uniform_T, cut).shape == (num_rows,)
     for each in Product:
         packed = pack(kernels, each, torch.ones(5, 8, dtype=dtype))
         result_TN = multiply(kernels, each, x_TK, packed)

@@ -1,7 +1,7 @@
 """What is done to logits before a token is drawn, and the log-probabilities that are reported.
 
-B requests of a step, P rows to process, R rows to draw at random, T tokens, V vocabulary, K leading
-candidates of a row, U updates of single logits.
+P rows to process, R rows to rank, T tokens, V vocabulary, K leading candidates of a row, U updates of
+single logits, B requests of a step.
 """
 
 import math
@@ -128,21 +128,6 @@ def penalise_(
     logits_PV[rows_U, ids_U] = values_U
 
 
-def scale_(logits_RV: Tensor, temperatures: Sequence[float], min_ps: Sequence[float]) -> None:
-    """Temperature and min_p, in place: the best token of a row comes to 0, dropped ones to -inf.
-
-    Shifting before dividing keeps small differences at temperatures near 0. A row of NaN, or of
-    -inf alone, becomes NaN.
-    """
-    scale_R1 = logits_RV.new_tensor([min(t, FLOAT32_SAFE) for t in temperatures]).unsqueeze(1)
-    logits_RV.sub_(logits_RV.amax(dim=-1, keepdim=True)).div_(scale_R1)
-    if any(min_ps):
-        least = [math.log(min_p) if min_p > 0 else -math.inf for min_p in min_ps]
-        least_R1 = logits_RV.new_tensor(least).unsqueeze(1)
-        # where, not masked_fill: that one is not vectorised on CPU
-        logits_RV.copy_(logits_RV.where(~(logits_RV < least_R1), -math.inf))
-
-
 def leading(logits_RV: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """The ``width`` largest logits of each row and their ids, largest first.
 
@@ -155,59 +140,6 @@ def leading(logits_RV: Tensor, width: int) -> tuple[Tensor, Tensor]:
     bits_RK = bits_RK ^ ((bits_RK >> 31) & 0x7FFFFFFF)
     order_RK = ((bits_RK.long() << 32) - ids_RK).argsort(dim=-1, descending=True)
     return values_RK.gather(1, order_RK), ids_RK.gather(1, order_RK)
-
-
-class Candidates(NamedTuple):
-    """The leading tokens of each row, what top_k and top_p leave out at -inf.
-
-    Attributes:
-        scaled_RK: logits after ``scale_``, largest first.
-        ids_RK: int64 ids.
-        complete_R: bool, the cut lies inside the K. Where it does not, more are needed.
-    """
-
-    scaled_RK: Tensor
-    ids_RK: Tensor
-    complete_R: Tensor
-
-
-def candidates(scaled_RV: Tensor, params: Sequence[SamplingParams], width: int) -> Candidates:
-    """The tokens that top_k and then top_p keep, looked for among the ``width`` likeliest.
-
-    Finding a few hundred largest of a vocabulary costs a fiftieth of sorting it.
-
-    Args:
-        scaled_RV: rows after ``scale_``; not modified.
-        params: one per row.
-        width: K; raised to the largest top_k + 1 and at most V.
-    """
-    vocab_size = scaled_RV.shape[1]
-    width = min(max(width, *(p.top_k + 1 for p in params)), vocab_size)
-    top_k = [p.top_k if 0 < p.top_k < width else vocab_size for p in params]
-    top_k_R1 = torch.tensor(top_k, device=scaled_RV.device).unsqueeze(1)
-    top_p_R1 = scaled_RV.new_tensor([p.top_p for p in params], dtype=torch.float64).unsqueeze(1)
-    scaled_RK, ids_RK = leading(scaled_RV, width)
-
-    rank_K = torch.arange(width, device=scaled_RV.device)
-    kept_RK = (rank_K < top_k_R1) & (scaled_RK > -math.inf)
-    probs_RK = scaled_RK.double().exp_().mul_(kept_RK)
-    up_to_RK = probs_RK.cumsum(dim=-1)
-    mass_R1 = up_to_RK[:, -1:]
-    counts_all_R1 = (top_k_R1 == vocab_size) & (top_p_R1 < 1)
-    if bool(counts_all_R1.any()):
-        mass_R1 = mass_R1.where(~counts_all_R1, _mass(scaled_RV, ids_RK[:, :1]))
-    kept_RK &= (up_to_RK - probs_RK < top_p_R1 * mass_R1) | (top_p_R1 >= 1)
-    straddling_R = (kept_RK & (scaled_RK == scaled_RK[:, -1:])).any(dim=-1)
-    scaled_RK.masked_fill_(~kept_RK, -math.inf)
-    return Candidates(scaled_RK, ids_RK, ~straddling_R | (width == vocab_size))
-
-
-def _mass(scaled_RV: Tensor, best_R1: Tensor) -> Tensor:
-    """Float64 [R, 1]: sum of exp over the row, whose best logit is 0. The same in any batch.
-
-    A sum over one row goes by threads, over several it does not; a softmax never does.
-    """
-    return scaled_RV.softmax(dim=-1).gather(1, best_R1).double().reciprocal_()
 
 
 def top_logprobs(logits_TV: Tensor, token_ids_T: Tensor, k: int) -> list[dict[int, Logprob]]:

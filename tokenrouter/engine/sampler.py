@@ -1,7 +1,6 @@
 """From logits to tokens: one sampler per engine, one state per completion, and when to stop.
 
-B requests of a step, P rows to process, R rows to draw at random, V vocabulary, K leading
-candidates of a row.
+B requests of a step, P rows to process, R rows to draw at random, V vocabulary.
 """
 
 import math
@@ -18,19 +17,13 @@ from tokenrouter.engine.logits import (
     IntArray,
     TokenCounts,
     add_bias_,
-    candidates,
     mask_tokens_,
     penalise_,
     requested_logprobs,
-    scale_,
 )
-from tokenrouter.kernels import KernelSet, ReferenceKernels
+from tokenrouter.kernels import Cut, KernelSet, ReferenceKernels
 from tokenrouter.outputs import Logprob
 from tokenrouter.sampling_params import SamplingParams
-
-_FIRST_WIDTH = 256
-"""Candidates first looked at for a cut; where it lies further on, ``_WIDER`` times more."""
-_WIDER = 16
 
 _Choose = Callable[[Tensor, Sequence[SamplingParams], Tensor], Tensor]
 """From logits [R, V], parameters and uniform numbers [R] to ids [R], -1 where there is none."""
@@ -71,12 +64,9 @@ class SamplerState:
 
     @property
     def plain(self) -> bool:
-        """Whether the next token comes from the model's own logits and all of the vocabulary."""
+        """Whether the next token comes from the model's own logits."""
         return (
-            not self.params.truncates
-            and self.counts is None
-            and self.bias is None
-            and self.num_output >= self.params.min_tokens
+            self.counts is None and self.bias is None and self.num_output >= self.params.min_tokens
         )
 
     def advance(self, token_id: int) -> None:
@@ -182,10 +172,7 @@ class Sampler:
     def _choose(
         self, logits_PV: Tensor, states: Sequence[SamplerState], uniform_P: Tensor
     ) -> Tensor:
-        """Ids of rows whose logits are as they should be, -1 where there is none to choose.
-
-        Cut rows of ``logits_PV`` may be modified.
-        """
+        """Ids of rows whose logits are as they should be, -1 where there is none to choose."""
         groups: dict[_Choose, list[int]] = {}
         for p, state in enumerate(states):
             choose: _Choose = self._draw_cut if state.params.truncates else self._draw
@@ -209,29 +196,27 @@ class Sampler:
         self, logits_RV: Tensor, params: Sequence[SamplingParams], uniform_R: Tensor
     ) -> Tensor:
         """One draw per row from all ids."""
-        inverse_R = torch.tensor(
-            [1 / min(p.temperature, FLOAT32_SAFE) for p in params], device=logits_RV.device
-        )
-        return self._kernels.draw(logits_RV, inverse_R, uniform_R)
+        return self._kernels.draw(logits_RV, _inverse_temperature(params, logits_RV), uniform_R)
 
     def _draw_cut(
         self, logits_RV: Tensor, params: Sequence[SamplingParams], uniform_R: Tensor
     ) -> Tensor:
-        """One draw per row with top_k, top_p or min_p, from as many candidates as it takes."""
-        scale_(logits_RV, [p.temperature for p in params], [p.min_p for p in params])
-        ids_R = torch.empty(len(params), dtype=torch.int64, device=logits_RV.device)
-        pending, width = list(range(len(params))), _FIRST_WIDTH
-        while pending:
-            rest_RV = logits_RV if len(pending) == len(params) else logits_RV[pending]
-            found = candidates(rest_RV, [params[r] for r in pending], width)
-            ones_R = found.scaled_RK.new_ones(len(pending))
-            rank_R = self._kernels.draw(found.scaled_RK, ones_R, uniform_R[pending])
-            drawn_R = found.ids_RK.gather(1, rank_R.clamp(min=0).unsqueeze(1)).squeeze(1)
-            ids_R[pending] = drawn_R.where(rank_R >= 0, -1)  # incomplete rows are drawn again
-            complete = found.complete_R.tolist()
-            pending = [r for r, is_done in zip(pending, complete, strict=True) if not is_done]
-            width *= _WIDER
-        return ids_R
+        """One draw per row from what top_k, top_p and min_p leave."""
+        device = logits_RV.device
+        cut = Cut(
+            torch.tensor([min(max(p.top_k, 0), self.vocab_size) for p in params], device=device),
+            torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
+            torch.tensor([p.min_p for p in params], dtype=torch.float64, device=device),
+        )
+        inverse_R = _inverse_temperature(params, logits_RV)
+        return self._kernels.draw_cut(logits_RV, inverse_R, uniform_R, cut)
+
+
+def _inverse_temperature(params: Sequence[SamplingParams], logits_RV: Tensor) -> Tensor:
+    """Float32 [R], on the device of the logits."""
+    return torch.tensor(
+        [1 / min(p.temperature, FLOAT32_SAFE) for p in params], device=logits_RV.device
+    )
 
 
 def ends_output(

@@ -18,6 +18,7 @@ from tokenrouter.kernels.native.rows import DTYPES as NATIVE_DTYPES
 from tokenrouter.kernels.reference import ReferenceKernels
 from tokenrouter.kernels.values import (
     AttentionPlan,
+    Cut,
     Int8Entries,
     LayerTail,
     Norm,
@@ -29,6 +30,7 @@ from tokenrouter.kernels.values import (
 __all__ = [
     "BACKENDS",
     "AttentionPlan",
+    "Cut",
     "Int8Entries",
     "KernelSet",
     "LayerTail",

@@ -22,6 +22,7 @@ from torch import Tensor
 from tokenrouter.kernels.layer_tail import ComposedTail, TailWeights
 from tokenrouter.kernels.values import (
     AttentionPlan,
+    Cut,
     Int8Entries,
     LayerTail,
     Norm,
@@ -152,8 +153,7 @@ class KernelSet(ABC):
     ) -> Tensor:
         """A linear of a layer: the norm where there is one, quantisation where ``product`` needs it, the product.
 
-        Here it is the operators above, one after the other; a backend may do it in one call, with the same result bit
-        for bit.
+        Here the operators above, one after the other; a backend may do it in one call, with the same result bit by bit.
         """
         if product is Product.INT8:
             rows = (
@@ -280,10 +280,9 @@ class KernelSet(ABC):
 
     @abstractmethod
     def draw(self, x_TV: Tensor, inverse_temperature_T: Tensor, uniform_T: Tensor) -> Tensor:
-        """A random index of each row, by one uniform number.
+        """A random index of each row, by one uniform number: i has the share ``softmax(x * inverse_temperature)[i]``.
 
-        Index i has the probability ``softmax(x * inverse_temperature)[i]``, so -inf none. It depends on its own row
-        alone; -inf added at the row's end changes nothing.
+        It depends on its own row alone; -inf has no share, and -inf added at the row's end changes nothing.
 
         Args:
             x_TV: logits; not modified.
@@ -293,3 +292,9 @@ class KernelSet(ABC):
         Returns:
             int64 ``[T]``; -1 where a row holds NaN, infinity, or -inf alone.
         """
+
+    @abstractmethod
+    def draw_cut(
+        self, x_TV: Tensor, inverse_temperature_T: Tensor, uniform_T: Tensor, cut: Cut
+    ) -> Tensor:
+        """As ``draw``, from what ``cut`` leaves, in the order of the logits, of equal ones the lower index first."""

@@ -9,6 +9,7 @@ from tokenrouter.kernels.attention import reference as attention_reference
 from tokenrouter.kernels.base import KernelSet
 from tokenrouter.kernels.checks import check_packed
 from tokenrouter.kernels.draw import reference as draw_reference
+from tokenrouter.kernels.draw_cut import reference as draw_cut_reference
 from tokenrouter.kernels.int8_matmul import reference as int8_matmul_reference
 from tokenrouter.kernels.int8_weight_matmul import reference as int8_weight_matmul_reference
 from tokenrouter.kernels.matmul import reference as matmul_reference
@@ -20,6 +21,7 @@ from tokenrouter.kernels.row_max import reference as row_max_reference
 from tokenrouter.kernels.silu_mul import reference as silu_mul_reference
 from tokenrouter.kernels.values import (
     AttentionPlan,
+    Cut,
     Int8Entries,
     PackedWeights,
     Product,
@@ -202,3 +204,9 @@ class ReferenceKernels(KernelSet):
     def draw(self, x_TV: Tensor, inverse_temperature_T: Tensor, uniform_T: Tensor) -> Tensor:
         """See KernelSet."""
         return draw_reference.draw(x_TV, inverse_temperature_T, uniform_T)
+
+    def draw_cut(
+        self, x_TV: Tensor, inverse_temperature_T: Tensor, uniform_T: Tensor, cut: Cut
+    ) -> Tensor:
+        """See KernelSet."""
+        return draw_cut_reference.draw_cut(x_TV, inverse_temperature_T, uniform_T, cut)

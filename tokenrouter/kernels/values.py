@@ -1,4 +1,4 @@
-"""What operators take and give beside tensors: quantised rows, packed weights, norms, plans.
+"""What operators take and give beside tensors: quantised rows, packed weights, norms, cuts, plans.
 
 T rows, K inputs, E features.
 """
@@ -43,6 +43,20 @@ class Int8Entries(NamedTuple):
 
     q_SPD: Tensor
     scale_SP: Tensor
+
+
+class Cut(NamedTuple):
+    """What a draw leaves of each of T rows: first ``min_p``, of the rest ``top_k``, of the rest ``top_p``.
+
+    Attributes:
+        top_k_T: int64, at least 0: so many of the largest logits, of equal ones the lower ids; 0: all.
+        top_p_T: float64, above 0 and at most 1: the fewest of the largest with at least this share of the mass.
+        min_p_T: float64, in [0, 1]: those with at least this share of the largest one's mass.
+    """
+
+    top_k_T: Tensor
+    top_p_T: Tensor
+    min_p_T: Tensor
 
 
 class Product(Enum):

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "draw/weights.h"
 #include "native/rows.h"
 #include "native/scratch.h"
 
@@ -13,8 +14,6 @@ namespace {
 
 constexpr int64_t kBlock = 32 * kLanes;    // values whose weights are summed up as one
 constexpr int64_t kSegment = 8 * kBlock;   // values of one piece of work
-
-typedef double f64x8 __attribute__((vector_size(64)));
 
 enum class Phase { tops, sums, ids };
 
@@ -26,56 +25,12 @@ struct DrawWork {
     float* tops;                       // [rows, segments]
 };
 
-// The first n (1 .. 15) of 16 values; the others are -inf.
-template <typename T>
-TR_INLINE f32x16 load_rest(const T* x, int64_t n) {
-    f32x16 v = splat(-std::numeric_limits<float>::infinity());
-    for (int64_t i = 0; i < n; ++i) v[i] = to_float(x[i]);
-    return v;
-}
-
-// NaN is left to the weights.
-template <class V, typename T>
-TR_INLINE float top_of(const T* x, int64_t count) {
-    f32x16 top = splat(-std::numeric_limits<float>::infinity());
-    int64_t k = 0;
-    for (; k + kLanes <= count; k += kLanes) top = max16<V>(load16<V>(x + k), top);
-    if (k < count) top = max16<V>(load_rest(x + k, count - k), top);
-    return max_of(top);
-}
-
-// Weights are exp((x - top) * inverse temperature), at most 1. NaN has none, nor has a row of infinity or of -inf alone.
-struct Scale {
-    float top, inverse_temperature;
-
-    template <class V>
-    TR_INLINE f32x16 weights(f32x16 x) const {
-        return exp16<V>((x - top) * inverse_temperature);
-    }
-};
-
-struct Sum {
-    f64x8 low = {}, high = {};
-
-    TR_INLINE void add(f32x16 w) {
-        low += __builtin_convertvector(__builtin_shufflevector(w, w, 0, 1, 2, 3, 4, 5, 6, 7), f64x8);
-        high += __builtin_convertvector(__builtin_shufflevector(w, w, 8, 9, 10, 11, 12, 13, 14, 15), f64x8);
-    }
-
-    TR_INLINE double total() const {
-        const f64x8 lanes = low + high;
-        double sum = 0;
-        for (int64_t i = 0; i < 8; ++i) sum += lanes[i];
-        return sum;
-    }
-};
-
 template <class V, typename T>
 TR_INLINE double sum_of(const T* x, int64_t count, Scale scale) {
     Sum sum;
     int64_t k = 0;
     for (; k + kLanes <= count; k += kLanes) sum.add(scale.weights<V>(load16<V>(x + k)));
-    if (k < count) sum.add(scale.weights<V>(load_rest(x + k, count - k)));
+    if (k < count) sum.add(scale.weights<V>(load_rest<V>(x + k, count - k)));
     return sum.total();
 }
 
@@ -100,7 +55,7 @@ TR_INLINE int64_t index_of(const T* x, int64_t width, Scale scale, const double*
     for (int64_t k = block * kBlock; k < end; k += kLanes) {
         const bool whole = end - k >= kLanes;
         float weights[kLanes];
-        store16<V>(weights, scale.weights<V>(whole ? load16<V>(x + k) : load_rest(x + k, end - k)));
+        store16<V>(weights, scale.weights<V>(whole ? load16<V>(x + k) : load_rest<V>(x + k, end - k)));
         for (int64_t lane = 0; lane < kLanes; ++lane) {
             if (weights[lane] == 0) continue;
             chosen = k + lane;

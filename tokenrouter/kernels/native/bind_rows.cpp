@@ -114,18 +114,18 @@ std::tuple<Tensor, Tensor> row_max_of(const Tensor& x) {
     return {values, ids};
 }
 
-Tensor draw_from(const Tensor& x, const Tensor& inverse_temperature, const Tensor& uniform) {
+void check_per_row(const Tensor& t, const Tensor& x, at::ScalarType dtype, const char* name) {
+    check_dtype(t, dtype, name);
+    check_shape(t, {x.size(0)}, name);
+    check_contiguous(t, name);
+}
+
+DrawArgs draw_args(const Tensor& x, const Tensor& inverse_temperature, const Tensor& uniform, const Tensor& ids) {
     check_float(x, "x");
     check_rows(x, "x");
     TORCH_CHECK_VALUE(x.size(1) > 0, "x needs at least one feature, got shape ", x.sizes());
-    const auto check_per_row = [&](const Tensor& t, at::ScalarType dtype, const char* name) {
-        check_dtype(t, dtype, name);
-        check_shape(t, {x.size(0)}, name);
-        check_contiguous(t, name);
-    };
-    check_per_row(inverse_temperature, at::kFloat, "inverse_temperature");
-    check_per_row(uniform, at::kDouble, "uniform");
-    Tensor ids = at::empty({x.size(0)}, at::kLong);
+    check_per_row(inverse_temperature, x, at::kFloat, "inverse_temperature");
+    check_per_row(uniform, x, at::kDouble, "uniform");
     const DrawArgs a{x.data_ptr(), x.stride(0), x.size(0), x.size(1), inverse_temperature.data_ptr<float>(),
                      uniform.data_ptr<double>(), ids.data_ptr<int64_t>()};
     for (int64_t i = 0; i < a.num_rows; ++i) {
@@ -134,7 +134,36 @@ Tensor draw_from(const Tensor& x, const Tensor& inverse_temperature, const Tenso
         TORCH_CHECK_VALUE(a.uniform[i] >= 0 && a.uniform[i] < 1, "uniform must be in [0, 1), got ", a.uniform[i],
                           " in row ", i);
     }
-    draw(a, is_bf16(x));
+    return a;
+}
+
+// -1 for each row; checks of `x` follow.
+Tensor no_ids(const Tensor& x) { return at::full({x.dim() ? x.size(0) : 0}, -1, at::kLong); }
+
+Tensor draw_from(const Tensor& x, const Tensor& inverse_temperature, const Tensor& uniform) {
+    Tensor ids = no_ids(x);
+    draw(draw_args(x, inverse_temperature, uniform, ids), is_bf16(x));
+    return ids;
+}
+
+Tensor draw_cut_from(const Tensor& x, const Tensor& inverse_temperature, const Tensor& uniform, const Tensor& top_k,
+                     const Tensor& top_p, const Tensor& min_p) {
+    Tensor ids = no_ids(x);
+    CutArgs a{draw_args(x, inverse_temperature, uniform, ids)};
+    check_per_row(top_k, x, at::kLong, "top_k");
+    check_per_row(top_p, x, at::kDouble, "top_p");
+    check_per_row(min_p, x, at::kDouble, "min_p");
+    a.top_k = top_k.data_ptr<int64_t>();
+    a.top_p = top_p.data_ptr<double>();
+    a.min_p = min_p.data_ptr<double>();
+    for (int64_t i = 0; i < a.draw.num_rows; ++i) {
+        TORCH_CHECK_VALUE(a.top_k[i] >= 0, "top_k must be at least 0 (0: all), got ", a.top_k[i], " in row ", i);
+        TORCH_CHECK_VALUE(a.top_p[i] > 0 && a.top_p[i] <= 1, "top_p must be above 0 and at most 1, got ", a.top_p[i],
+                          " in row ", i);
+        TORCH_CHECK_VALUE(a.min_p[i] >= 0 && a.min_p[i] <= 1, "min_p must be in [0, 1], got ", a.min_p[i], " in row ",
+                          i);
+    }
+    draw_cut(a, is_bf16(x));
     return ids;
 }
 
@@ -147,6 +176,7 @@ void bind_rows(pybind11::module_& m) {
     m.def("quantize_rows", &quantize);
     m.def("row_max", &row_max_of);
     m.def("draw", &draw_from);
+    m.def("draw_cut", &draw_cut_from);
 }
 
 }  // namespace tr

@@ -63,6 +63,16 @@ struct DrawArgs {
 // An index per row with probability proportional to exp(x * inverse temperature); -1: the row has NaN, inf, or only -inf.
 void draw(const DrawArgs& args, bool is_bf16);
 
+struct CutArgs {
+    DrawArgs draw;
+    const int64_t* top_k;  // [rows], 0: all
+    const double* top_p;   // [rows], in (0, 1]
+    const double* min_p;   // [rows], in [0, 1]
+};
+
+// As `draw`, of the values that the cut leaves, in descending order; of equal ones the lower index comes first.
+void draw_cut(const CutArgs& args, bool is_bf16);
+
 // One layer's KV memory: entries of the rows' dtype, and behind them, numbered on, entries in int8 with a scale per plane.
 struct KvMemory {
     void* entries;        // [num_entries, 2 * num_kv_heads, head_dim]: key heads, then value heads

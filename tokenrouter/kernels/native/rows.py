@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tokenrouter.kernels.checks import check_gate_up, check_rows
 from tokenrouter.kernels.reference import ReferenceKernels
-from tokenrouter.kernels.values import QuantizedRows
+from tokenrouter.kernels.values import Cut, QuantizedRows
 
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -77,4 +77,13 @@ class NativeRows(ReferenceKernels):
         if x_TV.dtype not in DTYPES:
             return super().draw(x_TV, inverse_temperature_T, uniform_T)
         ids_T: Tensor = self._module.draw(x_TV, inverse_temperature_T, uniform_T)
+        return ids_T
+
+    def draw_cut(
+        self, x_TV: Tensor, inverse_temperature_T: Tensor, uniform_T: Tensor, cut: Cut
+    ) -> Tensor:
+        """See KernelSet. Another index than the reference's only where a share lies within 1e-6 of a border."""
+        if x_TV.dtype not in DTYPES:
+            return super().draw_cut(x_TV, inverse_temperature_T, uniform_T, cut)
+        ids_T: Tensor = self._module.draw_cut(x_TV, inverse_temperature_T, uniform_T, *cut)
         return ids_T

@@ -163,6 +163,15 @@ TR_INLINE i32x16 round_to_int(f32x16 v) {
 // a where x < y, else b: by vectors of the processor's size, as larger ones are compared number by number.
 template <class V>
 TR_INLINE f32x16 select_less(f32x16 x, f32x16 y, f32x16 a, f32x16 b) {
+#if TR_X86
+    if constexpr (V::is_avx512) {
+        __asm__("vcmpltps %2, %1, %%k1\n\tvblendmps %3, %4, %0%{%%k1%}"
+                : "=v"(a)
+                : "v"(x), "v"(y), "v"(a), "v"(b)
+                : "k1");
+        return a;
+    }
+#endif
     typedef float Part __attribute__((vector_size(V::vector_lanes * sizeof(float))));
     constexpr int64_t count = kLanes / V::vector_lanes;
     Part xs[count], ys[count], as[count], bs[count];
