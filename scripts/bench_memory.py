@@ -11,10 +11,10 @@ settings can be judged on other documents than those they were chosen on. Refere
 retention. Policies evict 25, 50, 75 and 87.5 % of the tokens seen ("50 %"), or all beyond a fixed number with which the
 longest documents' peak falls by a quarter, half or three quarters ("to 1920 r1536": 1,536 of them are the last tokens,
 the policy chooses the others; "int8": entries become int8 when they are older than --recent); --evicted-fracs and
---fixed-fracs name other shares. threshold runs with several thresholds and that many last tokens guarded; route runs with the rule router, all of whose routes are computed high, so
-that only the classes of their entries differ. full evicts nothing and shows the noise of other chunks; the policy int8
-evicts nothing either and keeps every entry in int8. --only-shipped runs the configs of conf/kvcache with their own
-windows, layers and budgets instead ("as shipped").
+--fixed-fracs name other shares. threshold runs with several thresholds and that many last tokens guarded; route runs
+with the rule router, all of whose routes are computed high, so that only the classes of their entries differ. full
+evicts nothing and shows the noise of other chunks; the policy int8 evicts nothing either and keeps every entry in int8.
+--only-shipped runs the configs of conf/kvcache with their own windows, layers and budgets instead ("as shipped").
 
 Peak live bytes: each document's own peak, entries of the running chunk included, summed over documents; an engine in
 which they do not peak together needs less at once (engine_peak_live_bytes). KL in thousandths of nats; "ppl % of

@@ -15,8 +15,9 @@ from tokenrouter.tasks.build import engine_options
 def test_it_is_the_row_of_the_benchmark() -> None:
     """An option that was changed in one of two places: the numbers beside the config are another one's."""
     schedule = RetentionOptions(policy=Full(), **app.default_schedule())
-    measured = make_settings(schedule, Sizes(), ("heavy_hitter",))[-1]
-    assert measured.strength == "to 1920 int8" and measured.retention is not None
+    settings = make_settings(schedule, Sizes(), ("heavy_hitter",))
+    measured = next(setting for setting in settings if setting.strength == "to 2944 int8")
+    assert measured.retention is not None
     retention = engine_options(compose_config("experiment=small_kv")).retention
     assert retention is not None
     for name in RetentionOptions.__slots__:
@@ -26,10 +27,10 @@ def test_it_is_the_row_of_the_benchmark() -> None:
 
 
 def test_its_requests_are_longer_than_what_stays() -> None:
-    """The default workload ends before 1,920 tokens: nothing would be evicted, and nothing shown."""
+    """The default workload ends before 2,944 tokens: nothing would be evicted, and nothing shown."""
     cfg = compose_config("experiment=small_kv")
-    assert cfg.workload.prompt_tokens > 2 * cfg.kvcache.retention.policy.max_entries
-    assert cfg.evaluation.window_tokens > 2 * cfg.kvcache.retention.policy.max_entries
+    assert cfg.workload.prompt_tokens > cfg.kvcache.retention.policy.max_entries
+    assert cfg.evaluation.window_tokens > cfg.kvcache.retention.policy.max_entries
     chosen = compose_config("experiment=small_kv", "router=rule", "executor=int8")
     assert chosen.router._target_.endswith("RuleRouter") and chosen.executor.low is not None
 

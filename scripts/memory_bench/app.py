@@ -28,6 +28,7 @@ COUNTS = {
     "dialogues": "of the set of dialogues, which needs local sets",
     "start": "documents of each set, and dialogues, that are skipped",
     "items": "of each retrieval task",
+    "guarded_recent": "last tokens that thresholds never evict",
 }
 """Options of ``Sizes``, and what they say."""
 FRACS = {
@@ -76,7 +77,7 @@ def parse_arguments(description: str) -> argparse.Namespace:
     given = {name: value for name in COUNTS if (value := getattr(args, name)) is not None}
     for name, value in given.items():
         if value < 0:
-            parser.error(f"--{name} must be at least 0, got {value}")
+            parser.error(f"{_flag(name)} must be at least 0, got {value}")
     if args.data_dir is None and args.dialogues:
         parser.error("--dialogues needs local sets: give --data-dir, or leave it out")
     for name in FRACS:
@@ -101,7 +102,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="little work: to see that it runs")
     for name, says in COUNTS.items():
-        parser.add_argument(f"--{name}", type=int, help=says)
+        parser.add_argument(_flag(name), type=int, help=says)
     for name, says in FRACS.items():
         parser.add_argument(_flag(name), nargs="*", type=float, metavar="FRAC", help=says)
     parser.add_argument("--policies", nargs="+", choices=POLICIES, help="default: all")
