@@ -157,8 +157,10 @@ def main(description: str) -> None:
     )
     provenance = collect_provenance(seed=0, model=MODEL, model_hash=model.model_hash).as_dict()
     arguments = {
-        name: value for name, value in vars(args).items() if name not in ("sizes", "schedule")
-    }
+        name: value
+        for name, value in vars(args).items()
+        if name not in ("sizes", "schedule", "data_dir", "json")  # paths are this machine's
+    } | {"has_local_sets": args.data_dir is not None}
     found = {**run(bench), "provenance": provenance, "arguments": arguments}
     if args.json is not None:
         args.json.write_text(json.dumps(found, default=str, indent=1) + "\n")
