@@ -5,6 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("project", deadline=None)  # no test asserts a time
+settings.load_profile("project")
 
 
 @pytest.fixture(scope="session")

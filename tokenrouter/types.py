@@ -119,6 +119,9 @@ class TokenBatch:
         phase_T: int64 ``Phase``.
         prompt_len_T: int64 prompt length of the token's request (generated tokens sit at or beyond it).
         repeats_T: int64 how often the same id came earlier in the same request.
+        previous_T: int64 id of the token before it in its request, -1 at position 0.
+        turn_start_T: int64 position of the request's last special token up to and including this one, 0 where there is
+            none; -1 where the vocabulary's special tokens are not known.
         prefix_hash_T: int64 hash of the request's ids up to and including this token (never of the batch).
     """
 
@@ -128,6 +131,8 @@ class TokenBatch:
     phase_T: Tensor
     prompt_len_T: Tensor
     repeats_T: Tensor
+    previous_T: Tensor
+    turn_start_T: Tensor
     prefix_hash_T: Tensor
 
     def __len__(self) -> int:

@@ -11,7 +11,8 @@ from tokenrouter.types import Phase
 
 IDS = st.integers(0, 12) | st.integers(0, 2**31)
 SEQUENCES = st.lists(IDS, min_size=1, max_size=60)
-COLUMNS = ("ids", "repeats", "prefix_hash")
+COLUMNS = ("ids", "repeats", "turn_start", "prefix_hash")
+IS_SPECIAL_V = np.array([True, False] * 7)
 
 
 def assert_same(a: TokenHistory, b: TokenHistory) -> None:
@@ -24,10 +25,11 @@ def assert_same(a: TokenHistory, b: TokenHistory) -> None:
 def test_append_equals_building_from_scratch(ids: list[int], cut: int) -> None:
     """Guards against a decode path whose hashes or repeats differ from a recompute's."""
     cut = min(cut, len(ids))
-    grown = TokenHistory(ids[:cut], capacity=len(ids))
+    is_special_V = IS_SPECIAL_V if max(ids) < len(IS_SPECIAL_V) else None
+    grown = TokenHistory(ids[:cut], len(ids), is_special_V)
     for token_id in ids[cut:]:
         grown.append(token_id)
-    assert_same(grown, TokenHistory(ids, capacity=len(ids)))
+    assert_same(grown, TokenHistory(ids, len(ids), is_special_V))
 
 
 @given(SEQUENCES, SEQUENCES, SEQUENCES)
@@ -105,3 +107,12 @@ def test_sequence_batch_splits_prompt_and_decode() -> None:
     assert sequence_batch([5, 6]).phase_T.tolist() == [Phase.PREFILL] * 2
     with pytest.raises(ValueError, match="outside 1 to 2"):
         sequence_batch([5, 6], prompt_len=3)
+
+
+def test_turns_begin_at_special_tokens() -> None:
+    """Guards against a turn that begins at the token before or behind the marker, and one made up for no table."""
+    history = TokenHistory([1, 1, 0, 1], 6, IS_SPECIAL_V)
+    history.append(1)
+    history.append(2)
+    assert history.turn_start.tolist() == [0, 0, 2, 2, 2, 5]
+    assert TokenHistory([1, 0, 1], 3).turn_start.tolist() == [-1, -1, -1]

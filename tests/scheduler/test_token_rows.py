@@ -9,13 +9,14 @@ from tokenrouter.features import TokenHistory
 from tokenrouter.scheduler import UNDECIDED, Request, TokenRows
 
 MAX_LEN = 24
+IS_SPECIAL_V = np.array([False, True, False, False, False])
 
 
 def request(ids: list[int], max_total: int) -> Request:
     return Request(
         request_id="x",
         params=SamplingParams(),
-        history=TokenHistory(ids, max_total),
+        history=TokenHistory(ids, max_total, IS_SPECIAL_V),
         prompt_len=len(ids),
         max_total=max_total,
         arrival_s=0.0,
@@ -23,10 +24,10 @@ def request(ids: list[int], max_total: int) -> Request:
 
 
 def assert_knows(one: Request, ids: list[int], routes: list[int]) -> None:
-    expected = TokenHistory(ids, len(ids))
+    expected = TokenHistory(ids, len(ids), IS_SPECIAL_V)
     n = len(ids)
     assert len(one.history) == n
-    for name in ("ids", "repeats", "prefix_hash"):
+    for name in ("ids", "repeats", "turn_start", "prefix_hash"):
         assert (getattr(one.history, name)[:n] == getattr(expected, name)).all(), name
     assert one.requested_N[: len(routes)].tolist() == routes
     assert (one.requested_N[len(routes) :] == UNDECIDED).all(), "decisions of another request"

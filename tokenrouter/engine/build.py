@@ -18,10 +18,11 @@ from tokenrouter.engine.prefix_key import ALIKE, UNSHAREABLE, is_shareable, pref
 from tokenrouter.engine.retainer import Retainer, bounds_live
 from tokenrouter.engine.runner import Runner
 from tokenrouter.engine.sampler import Sampler
+from tokenrouter.engine.signals import SignalFeed, check_observed
 from tokenrouter.engine.stats import EngineStats
 from tokenrouter.engine.step import ForwardBuilder
 from tokenrouter.executors import ExecutorPool
-from tokenrouter.features import FeatureExtractor, TokenTypeTable
+from tokenrouter.features import FeatureExtractor, Signals, TokenTypeTable, needs_signals
 from tokenrouter.kvcache import Compactor, HostTier, KVArena, KVPool, PrefixCache
 from tokenrouter.kvcache.host import SwapCounts
 from tokenrouter.kvcache.retention import RetentionOptions
@@ -65,17 +66,26 @@ def build_engine(
         pool: executors built for ``model``.
         token_types: of the model's vocabulary.
         options: checked by themselves.
+
+    Raises:
+        ValueError: a feature of the router looks at attention that ``options`` do not observe; a route cannot be
+            built.
     """
+    check_observed(router.features, options.observe, model.config.num_layers, router.name)
     _warn_of_ignored(options)
     routes = executable_routes(router, model.config.num_layers, pool.executors)
     memory = _memory(model, router, pool, options, routes)
-    extractor = FeatureExtractor(router.features, token_types)
+    scheduler = _scheduler(memory, options)
+    signals = Signals(options.max_num_seqs, token_types)
+    extractor = FeatureExtractor(router.features, token_types, signals)
     return LLMEngine(
         EngineParts(
             router=router,
             route_table=routes.table,
             decider=Decider(router, extractor, routes.executed_of, routes.table.names),
-            scheduler=_scheduler(memory, options),
+            signals=signals,
+            feed=_feed(router, signals, scheduler, memory.observer),
+            scheduler=scheduler,
             dispatcher=_dispatcher(routes, model, pool, options),
             runner=_runner(routes, model, pool, memory),
             observer=memory.observer,
@@ -85,14 +95,25 @@ def build_engine(
             pool=memory.pool,
             arena=memory.arena,
             compactor=Compactor(memory.pool, memory.arena, memory.layer_groups),
-            live=LiveRequests(model.tokenizer, model.config, routes.executed_of),
+            live=LiveRequests(
+                model.tokenizer, model.config, routes.executed_of, token_types.is_special_V.numpy()
+            ),
             stats=EngineStats(
                 route_names=routes.table.names,
                 swaps=memory.host.counts if memory.host else SwapCounts(),
+                route_cache=router.cache_counts,
             ),
             recorder=DecisionRecorder() if options.log_decisions else None,
         )
     )
+
+
+def _feed(
+    router: Router, signals: Signals, scheduler: Scheduler, observer: Observer | None
+) -> SignalFeed | None:
+    if not needs_signals(router.features):
+        return None
+    return SignalFeed(signals, router.features, scheduler, observer)
 
 
 def slots_for(retention: RetentionOptions | None, table: RouteTable) -> Callable[[int], int]:
@@ -116,7 +137,7 @@ def _warn_of_ignored(options: EngineOptions) -> None:
         names = "; ".join(f"{name} ({why})" for name, why in ignored.items())
         warnings.warn(
             f"options without effect: {names}. Leave them at their defaults, or change what they depend on",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -1,14 +1,22 @@
 """Gives a router with a budget the tokens on which it sets its thresholds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
+from tokenrouter.features import (
+    FeatureExtractor,
+    TokenTypeTable,
+    needs_signals,
+    sequence_batch,
+)
 from tokenrouter.routers import RequestLevelRouter, Router
 from tokenrouter.types import Phase, RouteInput
 from tokenrouter.workloads.text import PythonDocs, calibration_documents, windows
+
+Serve = Callable[[Sequence[Sequence[int]], Sequence[int]], list[RouteInput]]
+"""Serves sequences with prompts of given lengths and says what a router would have been shown."""
 
 NUM_SEQUENCES = 48
 SEQUENCE_LEN = 256
@@ -19,6 +27,7 @@ def calibrate(
     token_types: TokenTypeTable,
     tokenizer: Any,
     sequences: Sequence[Sequence[int]] | None,
+    serve: Serve | None = None,
 ) -> None:
     """Sets the thresholds of ``router`` where it needs them, and nothing where it does not.
 
@@ -28,13 +37,20 @@ def calibrate(
         token_types: of the model's vocabulary.
         tokenizer: encodes the default text; may be None when there are sequences.
         sequences: token ids; None: the default text.
+        serve: asked where features are known only while an engine runs; None: a router with such is refused.
 
     Raises:
-        ValueError: too few tokens for the budget; neither sequences nor a tokenizer.
+        ValueError: too few tokens for the budget; neither sequences nor a tokenizer; features that are not known
+            without ``serve``.
     """
     if not router.needs_calibration:
         return
     sequences = default_sequences(tokenizer) if sequences is None else sequences
+    if serve is not None and needs_signals(router.features):
+        router.calibrate(
+            serve(sequences, [_prompt_len(ids, row) for row, ids in enumerate(sequences)])
+        )
+        return
     inputs = _prompt_inputs if router.level == "request" else _token_inputs
     router.calibrate(inputs(router, token_types, sequences))
 
@@ -77,16 +93,14 @@ def default_sequences(tokenizer: Any) -> list[list[int]]:
 def _token_inputs(
     router: Router, token_types: TokenTypeTable, sequences: Sequence[Sequence[int]]
 ) -> list[RouteInput]:
-    """Each sequence as a prompt and what follows it, in the phases that the router decides.
-
-    The sequences get growing prompt lengths around the half, so that no prompt length is special.
-    """
+    """Each sequence as a prompt and what follows it, in the phases that the router decides."""
     extractor = FeatureExtractor(router.features, token_types)
     phases = torch.tensor(sorted(router.phases))
     inputs = []
     for row, ids in enumerate(sequences):
-        prompt_len = max(1, len(ids) * (1 + row % 8) // 9)
-        batch = sequence_batch(ids, prompt_len=prompt_len, row=row)
+        batch = sequence_batch(
+            ids, prompt_len=_prompt_len(ids, row), row=row, token_types=token_types
+        )
         if len(phases) < len(Phase):
             batch = batch.select(torch.isin(batch.phase_T, phases).nonzero().flatten())
         inputs.append(extractor.extract(batch))
@@ -98,4 +112,12 @@ def _prompt_inputs(
 ) -> list[RouteInput]:
     """Each sequence as the whole prompt of a request."""
     extractor = FeatureExtractor(router.features, token_types)
-    return [extractor.extract(sequence_batch(ids, row=row)) for row, ids in enumerate(sequences)]
+    return [
+        extractor.extract(sequence_batch(ids, row=row, token_types=token_types))
+        for row, ids in enumerate(sequences)
+    ]
+
+
+def _prompt_len(ids: Sequence[int], row: int) -> int:
+    """They grow from sequence to sequence around the half, so that no prompt length is special."""
+    return max(1, len(ids) * (1 + row % 8) // 9)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tokenrouter.engine.asking import repeated_routes, repeating, tokens_ahead, with_repeats
 from tokenrouter.engine.step import IntArray, PackedStep
 from tokenrouter.features import FeatureExtractor, sequence_batch
 from tokenrouter.routers.base import Router
@@ -31,6 +32,7 @@ class StepDecision:
         fresh_T: which tokens were decided in this step.
         decision: the answer for the fresh tokens, one entry each; None when there were none.
         seconds: time in features and router.
+        num_repeated: fresh tokens that repeat an earlier one's decision.
     """
 
     requested_T: IntArray
@@ -38,6 +40,7 @@ class StepDecision:
     fresh_T: NDArray[np.bool_]
     decision: RoutingDecision | None
     seconds: float
+    num_repeated: int = 0
 
 
 class Decider:
@@ -53,6 +56,7 @@ class Decider:
         """``executed_of`` maps a requested route to the one that runs; they differ where the pool lacks an executor."""
         self._router = router
         self._extract = extractor.extract
+        self._token_types = extractor.token_types
         self._executed_of = executed_of
         self._route_names = route_names
         self._warned = False
@@ -69,7 +73,8 @@ class Decider:
             return 0.0
         started = time.perf_counter()
         prompt_ids = requests[0].history.ids[: requests[0].prompt_len]
-        answer = self._ask(self._extract(sequence_batch(prompt_ids.tolist())))
+        batch = sequence_batch(prompt_ids.tolist(), token_types=self._token_types)
+        answer = self._ask(self._extract(batch))
         for request in requests:
             request.decision = RequestDecision(
                 route=int(answer.route_T[0]),
@@ -83,22 +88,34 @@ class Decider:
         started = time.perf_counter()
         requested_T = step.requested_T
         fresh_T = requested_T == UNDECIDED
-        decision = None
+        decision, num_repeated = None, 0
         if fresh_T.any():
-            decision = self._answer(step, fresh_T)
-            requested_T[fresh_T] = decision.route_T.numpy()
-            self._warn_if_degraded(requested_T)
+            repeats_T = repeating(step, fresh_T, self._router)
+            num_repeated = int(repeats_T.sum())
+            asked_T = fresh_T & ~repeats_T
+            decision = self._answer(step, asked_T)
+            requested_T[asked_T] = decision.route_T.numpy()
             step.record_decisions()
+            if num_repeated:
+                requested_T[repeats_T] = repeated_routes(step, repeats_T, self._router)
+                step.record_decisions()
+                decision = with_repeats(decision, repeats_T[fresh_T], requested_T[fresh_T])
+            self._warn_if_degraded(requested_T)
         return StepDecision(
             requested_T=requested_T,
             executed_T=self._executed_of[requested_T],
             fresh_T=fresh_T,
             decision=decision,
             seconds=time.perf_counter() - started,
+            num_repeated=num_repeated,
         )
 
     def _answer(self, step: PackedStep, fresh_T: NDArray[np.bool_]) -> RoutingDecision:
-        """One entry per fresh token; those of phases that the router does not decide take route 0."""
+        """One entry per token of ``fresh_T``; those of phases that the router does not decide take route 0."""
+        if not fresh_T.any():
+            return RoutingDecision.constant(0, 0, UNASKED)
+        if (block := self._router.look_ahead) and (ahead := tokens_ahead(step, block)) is not None:
+            self._router.prepare(self._extract(ahead))
         per_request = self._router.level == "request"
         batch = step.batch if fresh_T.all() else _select(step.batch, fresh_T)
         if self._router.phases >= set(Phase):

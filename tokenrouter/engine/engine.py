@@ -12,8 +12,10 @@ from tokenrouter.engine.observation import Observer, Received
 from tokenrouter.engine.retainer import Retainer
 from tokenrouter.engine.runner import Runner
 from tokenrouter.engine.sampler import Sampler
+from tokenrouter.engine.signals import SignalFeed
 from tokenrouter.engine.stats import EngineStats, StepTimes
 from tokenrouter.engine.step import PackedStep, pack
+from tokenrouter.features import Signals
 from tokenrouter.kvcache import Compactor, KVArena, KVPool
 from tokenrouter.outputs import RequestOutput
 from tokenrouter.routers.base import Router
@@ -30,6 +32,8 @@ class EngineParts:
     router: Router
     route_table: RouteTable
     decider: Decider
+    signals: Signals
+    feed: SignalFeed | None
     scheduler: Scheduler
     dispatcher: Dispatcher
     runner: Runner
@@ -53,6 +57,7 @@ class LLMEngine:
         route_table: the routes that its tokens run on: the router's own, and ``high`` behind them where the pool can
             run none of those in place of one that it lacks an executor for. ``stats`` and outputs index it.
         scheduler, pool: the requests, and the KV slots they hold.
+        signals: what features read beside the tokens; ``signals.record_error`` tells it of measured errors.
         stats: counters since their last reset.
         kv_bytes_per_slot: of one token as it is first stored, keys and values of all layers.
         int8_bytes_per_slot: of one token in int8, scales included.
@@ -64,6 +69,7 @@ class LLMEngine:
         self.route_table = parts.route_table
         self.scheduler = parts.scheduler
         self.pool = parts.pool
+        self.signals = parts.signals
         self.stats = parts.stats
         arena = parts.arena
         self.int8_bytes_per_slot = arena.int8_bytes_per_slot
@@ -87,6 +93,8 @@ class LLMEngine:
         self._note_live_bytes()
         scheduled = time.perf_counter()
 
+        if parts.feed is not None:
+            self.stats.router_s += parts.feed.start(step)
         decision = parts.decider.decide(step)
         self._record(step, decision)
         work = parts.dispatcher.dispatch(step, decision.executed_T)
@@ -97,6 +105,8 @@ class LLMEngine:
         sampled = parts.live.sample(result.chunks, result.logits_RV, parts.sampler)
         self._advance(step, work)
         accepted = parts.live.accept(result.chunks, sampled)
+        if parts.feed is not None:
+            self.stats.router_s += parts.feed.take(result.chunks, result.logits_RV)
         self._retire(step, work, accepted.ended)
         outputs = parts.live.take_changed()
         self._give_memory_back()
@@ -187,7 +197,8 @@ class LLMEngine:
         return self.scheduler.has_unfinished or self._parts.live.has_changed
 
     def drop_prefixes(self) -> None:
-        """Empties the prefix cache; requests that run keep what they use of it."""
+        """Empties the prefix cache and what the router keeps of its answers; requests that run keep what they use."""
+        self.router.forget()
         if self._parts.sharing is not None:
             self._parts.sharing.cache.clear()
             self._give_memory_back()
@@ -252,12 +263,15 @@ class LLMEngine:
 
     def _note_live_bytes(self) -> None:
         """With the step's new slots and before anything is evicted: the most that it holds."""
-        arena, stats, num_int8 = self._parts.arena, self.stats, self.pool.converted
+        arena, stats, seen = self._parts.arena, self.stats, self.pool.seen
         live_bytes = self.pool.used_bytes(self.kv_bytes_per_slot, self.int8_bytes_per_slot)
-        num_int8 = self.pool.used if arena.is_all_int8 else num_int8
+        converted = self.pool.converted
+        num_int8 = self.pool.used if arena.is_all_int8 else converted
         stats.peak_live_bytes = max(stats.peak_live_bytes, live_bytes)
-        stats.peak_full_bytes = max(stats.peak_full_bytes, self.pool.seen * arena.bytes_per_slot)
+        stats.peak_full_bytes = max(stats.peak_full_bytes, seen * arena.bytes_per_slot)
+        stats.peak_kept_bytes = max(stats.peak_kept_bytes, seen * self.kv_bytes_per_slot)
         stats.peak_int8_tokens = max(stats.peak_int8_tokens, num_int8)
+        stats.peak_converted = max(stats.peak_converted, converted)
 
     def _give_memory_back(self) -> None:
         num_bytes = self.pool.touched_bytes(self.kv_bytes_per_slot, self.int8_bytes_per_slot)

@@ -9,6 +9,8 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenrouter.engine.admission import check_forced_ids, encode_prompt, longest_total
@@ -40,12 +42,20 @@ class LiveRequests:
         tokenizer: None: prompts are ids, and outputs have no text.
         config: the model's.
         executed_of: requested to executed route, for the outputs.
+        is_special_V: which ids begin a turn.
     """
 
-    def __init__(self, tokenizer: Any, config: ModelConfig, executed_of: IntArray) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        config: ModelConfig,
+        executed_of: IntArray,
+        is_special_V: NDArray[np.bool_],
+    ) -> None:
         self._tokenizer = tokenizer
         self._config = config
         self._executed_of = executed_of
+        self._is_special_V = is_special_V
         self._groups: dict[str, RequestGroup] = {}
         self._owner: dict[Request, tuple[RequestGroup, Completion]] = {}
         self._changed: dict[RequestGroup, None] = {}
@@ -92,7 +102,7 @@ class LiveRequests:
             request = Request(
                 request_id=request_id if params.n == 1 else f"{request_id}#{index}",
                 params=params,
-                history=TokenHistory(ids, max_total),
+                history=TokenHistory(ids, max_total, self._is_special_V),
                 prompt_len=len(ids),
                 max_total=max_total,
                 arrival_s=arrival_s,

@@ -17,9 +17,10 @@ from tokenrouter.engine.admission import Prompt, as_prompts
 from tokenrouter.engine.build import build_engine
 from tokenrouter.engine.feed import Feed, Offer, one_each
 from tokenrouter.engine.options import EngineOptions
+from tokenrouter.engine.probe import served_inputs
 from tokenrouter.engine.retention_notes import RetentionWatch
 from tokenrouter.executors import ExecutorPool, PoolSpec, build_pool
-from tokenrouter.features import TokenTypeTable
+from tokenrouter.features import TokenTypeTable, feature_specs
 from tokenrouter.models import LoadedModel, load_model
 from tokenrouter.outputs import RequestOutput
 from tokenrouter.routers import Router, make_router
@@ -34,7 +35,7 @@ class LLM:
     Args:
         model: a LoadedModel, or what ``load_model`` takes.
         router: a Router, or the name of one with its default options.
-        executors: a built pool, a PoolSpec, or the name of one (``full``, ``int8``, ``int8_shared``).
+        executors: a built pool, a PoolSpec, or the name of one (``full``, ``int8``, ``int8_smooth``, ``int8_shared``).
         dtype: of the high path, when ``model`` is a name.
         max_model_len: a shorter limit than the model's own, when ``model`` is a name.
         options: scheduling, dispatch and memory; see EngineOptions.
@@ -67,9 +68,17 @@ class LLM:
         self.pool = (
             executors if isinstance(executors, ExecutorPool) else build_pool(executors, self.model)
         )
+        self.router.use_for(
+            model=self.model.name, model_hash=self.model.model_hash, low=self.pool.low_name
+        )
         self.options = options or EngineOptions()
         self.token_types = _token_types(self.model, self.router)
-        calibration.calibrate(self.router, self.token_types, self.model.tokenizer, calibration_ids)
+        serve = partial(
+            served_inputs, self.router, self.model, self.pool, self.token_types, self.options
+        )
+        calibration.calibrate(
+            self.router, self.token_types, self.model.tokenizer, calibration_ids, serve
+        )
         self.engine = build_engine(
             self.model, self.router, self.pool, self.token_types, self.options
         )
@@ -270,9 +279,9 @@ def _token_types(model: LoadedModel, router: Router) -> TokenTypeTable:
     """The vocabulary's types; without a tokenizer there are none, and a router that needs them is refused."""
     if model.tokenizer is not None:
         return TokenTypeTable.from_tokenizer(model.tokenizer, model.config.vocab_size)
-    if needed := {"token_type", "line_start"} & set(router.features):
+    if needed := [spec.name for spec in feature_specs(router.features) if spec.needs_text]:
         raise ValueError(
-            f"router {router.name} needs {', '.join(sorted(needed))}, and model {model.name!r} "
+            f"router {router.name} needs {', '.join(needed)}, and model {model.name!r} "
             "has no tokenizer: choose a router without token types, e.g. all_high, or load the model with its "
             "tokenizer files"
         )

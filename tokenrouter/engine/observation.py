@@ -91,6 +91,11 @@ class Observer:
         self._parts.append(([step.chunks[c] for c in chunks], observation))
         return observation
 
+    @property
+    def reports(self) -> Sequence[tuple[Sequence[Chunk], Observation]]:
+        """Of the last step: each forward's chunks that may report, and what it reported."""
+        return self._parts
+
     def received(self) -> Received:
         """Of the last step: per request that reports and layer group, float32 ``[N]``.
 

@@ -21,20 +21,22 @@ def why_idle(retention: RetentionOptions, stats: Sequence[EngineStats]) -> str |
         stats: its counters, one or several passes.
     """
     num_decisions = sum(s.retention_decisions for s in stats)
+    if any(s.evicted_entries or s.peak_converted for s in stats):
+        return None
+    if any(s.shared_tokens >= retention.interval for s in stats):
+        return None  # decisions that came with a prefix are counted where they were made
     if not num_decisions:
         return (
             f"evicted nothing: no request came to its first decision, at {retention.interval} tokens. Lower "
             "kvcache.retention.interval, or serve longer requests."
         )
-    if any(s.evicted_entries or s.peak_int8_tokens for s in stats):
-        return None
     return f"was asked {num_decisions:,} times and evicted nothing: {_why_kept(retention)}"
 
 
 def saved_frac(stats: Sequence[EngineStats]) -> float:
-    """How far the KV peak is below that of every token in full precision in the same steps, 0 to 1."""
-    full_bytes = max(s.peak_full_bytes for s in stats)
-    return 1 - max(s.peak_live_bytes for s in stats) / full_bytes if full_bytes else 0.0
+    """How far the KV peak is below that of every token, kept as it is first stored, in the same steps, 0 to 1."""
+    kept_bytes = max(s.peak_kept_bytes for s in stats)
+    return 1 - max(s.peak_live_bytes for s in stats) / kept_bytes if kept_bytes else 0.0
 
 
 def why_peak_stays(stats: Sequence[EngineStats]) -> str | None:
@@ -59,7 +61,7 @@ def why_not_returned(stats: Sequence[EngineStats]) -> str | None:
 
 
 class RetentionWatch:
-    """Says once, in the log, that the policy of an engine has done nothing, or that nothing came of it.
+    """Says in the log, each of it once, that the policy of an engine has done nothing, or that nothing came of it.
 
     A warning where it never acted or the KV peak is not lower; where only no memory went back to the system, which
     short runs never come to, it is no more than information.
@@ -68,24 +70,27 @@ class RetentionWatch:
     def __init__(self, retention: RetentionOptions | None, stats: EngineStats) -> None:
         """``stats``: of the engine with ``retention``, as they are when ``check`` is called."""
         self._retention, self._stats = retention, stats
-        self._has_said = False
+        self._said: set[str] = set()
 
     def check(self) -> None:
         """Looks at what the engine did since its counters' last reset; for when requests have ended."""
-        if self._retention is None or self._has_said or not self._stats.steps:
+        if self._retention is None or not self._stats.steps:
             return
         stats, name = (self._stats,), f"retention {self._retention.policy.name}"
         if (idle := why_idle(self._retention, stats)) is not None:
-            log.warning("%s %s In Python these are the options of EngineOptions.", name, idle)
+            kind = "asked" if self._stats.retention_decisions else "never asked"
+            text = f"{name} {idle} In Python these are the options of EngineOptions."
+            self._say(kind, logging.WARNING, text)
         elif (stays := why_peak_stays(stats)) is not None:
-            log.warning(
-                "%s evicted %s entries. %s", name, f"{self._stats.evicted_entries:,}", stays
-            )
+            text = f"{name} evicted {self._stats.evicted_entries:,} entries. {stays}"
+            self._say("peak stays", logging.WARNING, text)
         elif (kept := why_not_returned(stats)) is not None:
-            log.info("%s: %s", name, kept)
-        else:
-            return
-        self._has_said = True
+            self._say("not returned", logging.INFO, f"{name}: {kept}")
+
+    def _say(self, kind: str, level: int, text: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            log.log(level, "%s", text)
 
 
 def _why_kept(retention: RetentionOptions) -> str:

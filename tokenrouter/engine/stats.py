@@ -8,6 +8,7 @@ from tokenrouter.engine.decider import StepDecision
 from tokenrouter.engine.step import IntArray
 from tokenrouter.kvcache.host import SwapCounts
 from tokenrouter.models import ForwardTimes
+from tokenrouter.routers.answers import CacheCounts
 from tokenrouter.types import Phase
 
 
@@ -28,6 +29,8 @@ class EngineStats:
     Attributes:
         route_names: the routes of the engine's table; the index in the three arrays.
         decided_tokens: tokens that got their route, each once, in the step that decided it.
+        repeated_tokens: those of them that repeat the decision of an earlier token, without asking the router.
+        route_cache: what the router's cache of answers did, where it has one. The router itself counts in it.
         reused_tokens: tokens that ran again on the route they had (recompute after preemption).
         num_preemptions: requests that lost their slots, to the host tier or to be computed again.
         swaps: those to the host tier. The tier itself counts in it: a reset empties it and keeps it.
@@ -36,7 +39,9 @@ class EngineStats:
         peak_live_slots: most KV slots in use at once.
         peak_live_bytes: most bytes of KV entries at once, full and int8.
         peak_full_bytes: the same if every token that has run were kept in full precision.
+        peak_kept_bytes: the same if every token that has run were kept as it is first stored.
         peak_int8_tokens: most entries at once that were int8.
+        peak_converted: those of them that were stored in full precision first.
         peak_allocated_bytes: most bytes of KV slots whose memory was in use at once, free ones among them.
         num_compactions: times that entries moved together and the memory behind them was given back.
         retention_decisions: times that the retention policy was asked, per request and layer group.
@@ -53,15 +58,19 @@ class EngineStats:
     steps: int = 0
     output_tokens: int = 0
     decided_tokens: int = 0
+    repeated_tokens: int = 0
     reused_tokens: int = 0
     num_preemptions: int = 0
     swaps: SwapCounts = field(default_factory=SwapCounts)
+    route_cache: CacheCounts | None = None
     shared_tokens: int = 0
     num_rejected: int = 0
     peak_live_slots: int = 0
     peak_live_bytes: int = 0
     peak_full_bytes: int = 0
+    peak_kept_bytes: int = 0
     peak_int8_tokens: int = 0
+    peak_converted: int = 0
     peak_allocated_bytes: int = 0
     num_compactions: int = 0
     retention_decisions: int = 0
@@ -86,13 +95,18 @@ class EngineStats:
     def reset(self) -> None:
         """Back to zero."""
         self.swaps.reset()
-        fresh = EngineStats(route_names=self.route_names, swaps=self.swaps)
+        if self.route_cache is not None:
+            self.route_cache.reset()
+        fresh = EngineStats(
+            route_names=self.route_names, swaps=self.swaps, route_cache=self.route_cache
+        )
         for name in self.__slots__:
             setattr(self, name, getattr(fresh, name))
 
     def count_decisions(self, decision: StepDecision) -> None:
         """Counts the step's fresh decisions and the time they took; holds also when the step fails later."""
         self.decided_tokens += int(decision.fresh_T.sum())
+        self.repeated_tokens += decision.num_repeated
         self.router_s += decision.seconds
 
     def count_tokens(

@@ -54,7 +54,7 @@ class PackedStep:
     def index(self, chunks: Sequence[int]) -> IntArray:
         """Where the tokens of ``chunks`` lie in the batch, chunk by chunk."""
         of = list(chunks)
-        return _ranges(self.first_C[of], self.length_C[of])
+        return ranges(self.first_C[of], self.length_C[of])
 
     def record_decisions(self) -> None:
         """Keeps ``requested_T`` with the requests."""
@@ -69,18 +69,8 @@ def pack(plan: StepPlan, tokens: TokenRows) -> PackedStep:
     start_C = np.array([chunk.start for chunk in plan.chunks])
     length_C = np.array([chunk.length for chunk in plan.chunks])
     prompt_len_C = [request.prompt_len for request in requests]
-    positions_T, row_T = _ranges(start_C, length_C), np.repeat(row_C, length_C)
-    prompt_len_T = np.repeat(prompt_len_C, length_C)
-    phase_T = np.where(positions_T < prompt_len_T, int(Phase.PREFILL), int(Phase.DECODE))
-    batch = TokenBatch(
-        ids_T=torch.from_numpy(tokens.ids_RN[row_T, positions_T]),
-        positions_T=torch.from_numpy(positions_T),
-        row_T=torch.from_numpy(row_T),
-        phase_T=torch.from_numpy(phase_T),
-        prompt_len_T=torch.from_numpy(prompt_len_T),
-        repeats_T=torch.from_numpy(tokens.repeats_RN[row_T, positions_T]),
-        prefix_hash_T=torch.from_numpy(tokens.prefix_hash_RN[row_T, positions_T]),
-    )
+    positions_T, row_T = ranges(start_C, length_C), np.repeat(row_C, length_C)
+    batch = token_batch(tokens, row_T, positions_T, np.repeat(prompt_len_C, length_C))
     return PackedStep(
         batch=batch,
         chunks=plan.chunks,
@@ -95,7 +85,31 @@ def pack(plan: StepPlan, tokens: TokenRows) -> PackedStep:
     )
 
 
-def _ranges(start_C: IntArray, length_C: IntArray) -> IntArray:
+def token_batch(
+    tokens: TokenRows, row_T: IntArray, positions_T: IntArray, prompt_len_T: IntArray
+) -> TokenBatch:
+    """The tokens at ``positions_T`` of the rows' requests."""
+    phase_T = np.where(positions_T < prompt_len_T, int(Phase.PREFILL), int(Phase.DECODE))
+    return TokenBatch(
+        ids_T=torch.from_numpy(tokens.ids_RN[row_T, positions_T]),
+        positions_T=torch.from_numpy(positions_T),
+        row_T=torch.from_numpy(row_T),
+        phase_T=torch.from_numpy(phase_T),
+        prompt_len_T=torch.from_numpy(prompt_len_T),
+        repeats_T=torch.from_numpy(tokens.repeats_RN[row_T, positions_T]),
+        previous_T=torch.from_numpy(_previous(tokens.ids_RN, row_T, positions_T)),
+        turn_start_T=torch.from_numpy(tokens.turn_start_RN[row_T, positions_T]),
+        prefix_hash_T=torch.from_numpy(tokens.prefix_hash_RN[row_T, positions_T]),
+    )
+
+
+def _previous(ids_RN: IntArray, row_T: IntArray, positions_T: IntArray) -> IntArray:
+    """The id before each token, -1 at position 0."""
+    previous_T: IntArray = np.where(positions_T > 0, ids_RN[row_T, positions_T - 1], -1)
+    return previous_T
+
+
+def ranges(start_C: IntArray, length_C: IntArray) -> IntArray:
     """``arange(start, start + length)`` of each, one after another."""
     shift_T: IntArray = np.repeat(start_C - (np.cumsum(length_C) - length_C), length_C)
     return np.arange(len(shift_T)) + shift_T

@@ -1,9 +1,9 @@
 """The contract of a feature.
 
-A feature is one small function from the step's tokens (and the vocabulary's token types) to one
-float32 number per token. It is causal: a token's value depends on its own request up to and
-including that token, on the request's prompt length and on the phase, never on the batch, the chunk
-or a later token.
+A feature is one small function from the step's tokens, the vocabulary and, for some, what an engine
+knows beside them, to one float32 number per token. It is causal: a token's value depends on its own
+request up to and including that token, on the request's prompt length and on the phase, never on
+the batch, the chunk or a later token. What depends on ``load`` or ``history`` says so.
 
 Shape letters: T tokens in a step.
 """
@@ -14,10 +14,10 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
+from tokenrouter.features.signals import Signals
 from tokenrouter.features.token_types import TokenTypeTable
 from tokenrouter.types import Phase, TokenBatch
 
-FeatureFn = Callable[[TokenBatch, TokenTypeTable], Tensor]
 Dependency = Literal[
     "tokens", "prompt_length", "prompt", "phase", "logits", "history", "load", "random"
 ]
@@ -28,7 +28,7 @@ Dependency = Literal[
 - ``prompt``: all ids of the prompt, later ones too.
 - ``phase``: prefill or decode.
 - ``logits``: those of the previous token.
-- ``history``: earlier decisions or attention statistics.
+- ``history``: earlier decisions, measured errors or attention statistics.
 - ``load``: the engine's queues and pool.
 - ``random``: draws that are not hashed from the tokens.
 """
@@ -36,6 +36,22 @@ Dependency = Literal[
 DecisionPoint = Literal["pre_forward"]
 """When a router is asked. ``pre_forward``: before the token's forward."""
 DECISION_POINTS: tuple[DecisionPoint, ...] = get_args(DecisionPoint)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeatureContext:
+    """What a feature may look at beside the tokens.
+
+    Attributes:
+        types: of the vocabulary, on the device of the batches.
+        signals: of the engine that runs the tokens; None outside of one.
+    """
+
+    types: TokenTypeTable
+    signals: Signals | None = None
+
+
+FeatureFn = Callable[[TokenBatch, FeatureContext], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +64,9 @@ class FeatureSpec:
         phases: the phases in which it exists; it is refused elsewhere, never filled with zeros.
         decision_points: the decision points at which it exists.
         depends_on: what the value is computed from.
-        compute: ``TokenBatch``, ``TokenTypeTable`` -> float32 [T] on the batch's device.
+        needs_text: it looks at the text of ids, so that a model without a tokenizer has none.
+        needs_signals: it looks at what only a running engine knows.
+        compute: ``TokenBatch``, ``FeatureContext`` -> float32 [T] on the batch's device.
     """
 
     name: str
@@ -57,4 +75,6 @@ class FeatureSpec:
     phases: frozenset[Phase] = frozenset(Phase)
     decision_points: frozenset[DecisionPoint] = frozenset(DECISION_POINTS)
     depends_on: frozenset[Dependency]
+    needs_text: bool = False
+    needs_signals: bool = False
     compute: FeatureFn

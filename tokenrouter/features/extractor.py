@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from tokenrouter.features.static import feature_specs
+from tokenrouter.features.base import FeatureContext
+from tokenrouter.features.registry import feature_specs
+from tokenrouter.features.signals import Signals
 from tokenrouter.features.token_types import TokenTypeTable
 from tokenrouter.types import Phase, RouteInput, TokenBatch
 
@@ -18,22 +20,30 @@ class FeatureExtractor:
     Args:
         names: the router's ``features``; may be empty.
         token_types: the vocabulary's types, on the device of the batches.
+        signals: of the engine that runs the tokens; None: features that need them are refused.
 
     Raises:
         ValueError: a name that does not exist (the message lists those that do), or one name twice.
     """
 
-    def __init__(self, names: Sequence[str], token_types: TokenTypeTable) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        token_types: TokenTypeTable,
+        signals: Signals | None = None,
+    ) -> None:
         self.names = tuple(names)
         self.specs = feature_specs(self.names)
         self.token_types = token_types
+        self._context = FeatureContext(types=token_types, signals=signals)
         self._absent = [(spec, p) for spec in self.specs for p in Phase if p not in spec.phases]
 
     def extract(self, batch: TokenBatch) -> RouteInput:
         """The router's view of ``batch``; the columns of ``values_TF`` are contiguous in memory.
 
         Raises:
-            ValueError: ``batch`` holds tokens of a phase in which a feature does not exist.
+            ValueError: ``batch`` holds tokens of a phase in which a feature does not exist, or of
+                which it is not known.
         """
         for spec, phase in self._absent:
             if (batch.phase_T == phase).any():
@@ -42,7 +52,7 @@ class FeatureExtractor:
                     "give only tokens of the phases that the router decides"
                 )
         if self.specs:
-            columns = [spec.compute(batch, self.token_types) for spec in self.specs]
+            columns = [spec.compute(batch, self._context) for spec in self.specs]
             values_TF = torch.stack(columns).t()
         else:
             values_TF = torch.empty(len(batch), 0, device=batch.ids_T.device)

@@ -1,6 +1,6 @@
-"""A request's tokens so far, with the two running values that features and hashed draws need.
+"""A request's tokens so far, with the running values that features and hashed draws need.
 
-Shape letters: N tokens of one request, T tokens of a batch.
+Shape letters: N tokens of one request, T tokens of a batch, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tokenrouter.features.token_types import TokenTypeTable
 from tokenrouter.types import Phase, TokenBatch
 
 _MASK = (1 << 64) - 1
@@ -19,11 +20,18 @@ _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # splitmix64, Steele et
 
 
 class TokenHistory:
-    """Ids, repeats and prefix hashes of one request; appending equals building from scratch.
+    """Ids, repeats, turns and prefix hashes of one request; appending equals building from scratch.
+
+    Args:
+        prompt_ids: the tokens that it begins with, at least one.
+        capacity: the most tokens that it will hold.
+        is_special_V: bool, which ids begin a turn; None: not known, and no turns are.
 
     Attributes:
-        ids: int64 [capacity]; the first ``len(self)`` entries are valid, in all three arrays.
+        ids: int64 [capacity]; the first ``len(self)`` entries are valid, in all four arrays.
         repeats: int64 [capacity], how often the same id came earlier.
+        turn_start: int64 [capacity], position of the last special token up to and including this
+            one, 0 where there is none; -1 where special tokens are not known.
         prefix_hash: int64 [capacity], hash of the ids up to and including this one: a polynomial
             rolling hash, then splitmix64's finaliser. Equal prefixes have equal hashes; a cache
             that relies on the converse must compare ids.
@@ -32,7 +40,12 @@ class TokenHistory:
         ValueError: the prompt is empty, longer than ``capacity``, or holds a negative id.
     """
 
-    def __init__(self, prompt_ids: Sequence[int], capacity: int) -> None:
+    def __init__(
+        self,
+        prompt_ids: Sequence[int],
+        capacity: int,
+        is_special_V: NDArray[np.bool_] | None = None,
+    ) -> None:
         prompt_N = np.asarray(prompt_ids, dtype=np.int64)
         n = len(prompt_N)
         if not 1 <= n <= capacity:
@@ -41,10 +54,15 @@ class TokenHistory:
             raise ValueError(f"token ids must not be negative, got {prompt_N.min()}")
         self.ids = np.zeros(capacity, dtype=np.int64)
         self.repeats = np.zeros(capacity, dtype=np.int64)
+        self.turn_start = np.full(capacity, -1)
         self.prefix_hash = np.zeros(capacity, dtype=np.int64)
+        self._is_special_V = is_special_V
         rolling_N = _rolling_hash(prompt_N)
         self.ids[:n] = prompt_N
         self.repeats[:n] = _earlier_occurrences(prompt_N)
+        if is_special_V is not None:
+            starts_N = np.where(is_special_V[prompt_N], np.arange(n), 0)
+            self.turn_start[:n] = np.maximum.accumulate(starts_N)
         self.prefix_hash[:n] = _finalise(rolling_N).view(np.int64)
         values, counts = np.unique(prompt_N, return_counts=True)
         self._counts: dict[int, int] = dict(zip(values.tolist(), counts.tolist(), strict=True))
@@ -58,14 +76,17 @@ class TokenHistory:
         self,
         ids_N: NDArray[np.int64],
         repeats_N: NDArray[np.int64],
+        turn_start_N: NDArray[np.int64],
         prefix_hash_N: NDArray[np.int64],
     ) -> None:
         """Goes on in other arrays; their length is the capacity, and must hold what is there."""
         n = self._length
         ids_N[:n] = self.ids[:n]
         repeats_N[:n] = self.repeats[:n]
+        turn_start_N[:n] = self.turn_start[:n]
         prefix_hash_N[:n] = self.prefix_hash[:n]
-        self.ids, self.repeats, self.prefix_hash = ids_N, repeats_N, prefix_hash_N
+        self.ids, self.repeats = ids_N, repeats_N
+        self.turn_start, self.prefix_hash = turn_start_N, prefix_hash_N
 
     def append(self, token_id: int) -> None:
         """Adds one token in constant time; raises ValueError when full or the id is negative."""
@@ -83,12 +104,18 @@ class TokenHistory:
         x ^= x >> 31
         self.ids[n] = token_id
         self.repeats[n] = seen
+        starts_turn = self._is_special_V is not None and self._is_special_V[token_id]
+        self.turn_start[n] = n if starts_turn else self.turn_start[n - 1]
         self.prefix_hash[n] = x - (1 << 64) if x >> 63 else x
         self._length = n + 1
 
 
 def sequence_batch(
-    token_ids: Sequence[int], *, prompt_len: int | None = None, row: int = 0
+    token_ids: Sequence[int],
+    *,
+    prompt_len: int | None = None,
+    row: int = 0,
+    token_types: TokenTypeTable | None = None,
 ) -> TokenBatch:
     """One whole sequence as a CPU ``TokenBatch``: a prompt, then decode tokens.
 
@@ -98,8 +125,10 @@ def sequence_batch(
         token_ids: at least one.
         prompt_len: so many tokens are the prompt (prefill), the others decode; None: all of them.
         row: the request's row.
+        token_types: of the vocabulary, for features that look at turns; None: turns are not known.
     """
-    history = TokenHistory(token_ids, len(token_ids))
+    is_special_V = None if token_types is None else token_types.is_special_V.numpy()
+    history = TokenHistory(token_ids, len(token_ids), is_special_V)
     n = len(history)
     prompt_len = n if prompt_len is None else prompt_len
     if not 1 <= prompt_len <= n:
@@ -113,6 +142,8 @@ def sequence_batch(
         phase_T=phase_T,
         prompt_len_T=torch.full((n,), prompt_len),
         repeats_T=torch.from_numpy(history.repeats),
+        previous_T=torch.from_numpy(np.concatenate([[-1], history.ids[:-1]])),
+        turn_start_T=torch.from_numpy(history.turn_start),
         prefix_hash_T=torch.from_numpy(history.prefix_hash),
     )
 

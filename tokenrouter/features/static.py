@@ -4,130 +4,112 @@ Shape letters: T tokens in a step, V vocabulary.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
 
 from torch import Tensor
 
-from tokenrouter.features.base import DecisionPoint, FeatureSpec
-from tokenrouter.features.token_types import TokenType, TokenTypeTable
-from tokenrouter.types import Phase, TokenBatch
+from tokenrouter.features.base import Dependency, FeatureContext, FeatureFn, FeatureSpec
+from tokenrouter.features.errors import NUM_ID_BUCKETS, id_buckets
+from tokenrouter.features.token_types import TokenType
+from tokenrouter.types import TokenBatch
+
+NO_TOKEN = len(TokenType)
+"""The value of ``previous_token_type`` at position 0: one more than the last type."""
 
 
-def position(batch: TokenBatch, types: TokenTypeTable) -> Tensor:
+def position(batch: TokenBatch, context: FeatureContext) -> Tensor:
     """Position in the request, from 0."""
     return batch.positions_T.float()
 
 
-def distance_to_prompt_end(batch: TokenBatch, types: TokenTypeTable) -> Tensor:
+def position_in_prompt(batch: TokenBatch, context: FeatureContext) -> Tensor:
+    """Position over the prompt's length: under 1 in the prompt, 1 and more behind it."""
+    return batch.positions_T / batch.prompt_len_T
+
+
+def position_in_turn(batch: TokenBatch, context: FeatureContext) -> Tensor:
+    """Tokens since the last special token, such as a chat template's marker, or the start."""
+    if bool((batch.turn_start_T < 0).any()):
+        raise ValueError(
+            "feature position_in_turn needs to know the special tokens: make the batch with "
+            "sequence_batch(..., token_types=...)"
+        )
+    return (batch.positions_T - batch.turn_start_T).float()
+
+
+def distance_to_prompt_end(batch: TokenBatch, context: FeatureContext) -> Tensor:
     """0 at the prompt's last token, positive before it, negative for generated tokens."""
     return (batch.prompt_len_T - 1 - batch.positions_T).float()
 
 
-def is_decode(batch: TokenBatch, types: TokenTypeTable) -> Tensor:
+def is_decode(batch: TokenBatch, context: FeatureContext) -> Tensor:
     """The token's Phase: 0 in a prompt chunk, 1 when fed one at a time."""
     return batch.phase_T.float()
 
 
-def token_type(batch: TokenBatch, types: TokenTypeTable) -> Tensor:
+def token_type(batch: TokenBatch, context: FeatureContext) -> Tensor:
     """The TokenType of the id."""
-    return types.types_V[batch.ids_T].float()
+    return context.types.types_V[batch.ids_T].float()
 
 
-def line_start(batch: TokenBatch, types: TokenTypeTable) -> Tensor:
+def previous_token_type(batch: TokenBatch, context: FeatureContext) -> Tensor:
+    """The TokenType of the token before it in the request; at position 0 one more than the last."""
+    type_T = context.types.types_V[batch.previous_T.clamp_min(0)]
+    return type_T.masked_fill(batch.previous_T < 0, NO_TOKEN).float()
+
+
+def line_start(batch: TokenBatch, context: FeatureContext) -> Tensor:
     """1 for a capitalised word without a space before it, as after a newline or a quote."""
-    return types.line_start_V[batch.ids_T].float()
+    return context.types.line_start_V[batch.ids_T].float()
 
 
-def repeats(batch: TokenBatch, types: TokenTypeTable) -> Tensor:
+def log_frequency(batch: TokenBatch, context: FeatureContext) -> Tensor:
+    """-ln(1 + id), a proxy: BPE gives ids in the order of merges, and Zipf makes 1/rank of it."""
+    return -batch.ids_T.float().log1p()
+
+
+def id_bucket(batch: TokenBatch, context: FeatureContext) -> Tensor:
+    """The id, hashed into 256 buckets: a class to embed, not a quantity."""
+    return id_buckets(batch.ids_T).float()
+
+
+def repeats(batch: TokenBatch, context: FeatureContext) -> Tensor:
     """How often the same id came earlier in the request."""
     return batch.repeats_T.float()
 
 
-_SPECS = (
-    FeatureSpec(
-        name="position",
-        low=0,
-        high=math.inf,
-        depends_on=frozenset({"tokens"}),
-        compute=position,
-    ),
-    FeatureSpec(
-        name="distance_to_prompt_end",
-        low=-math.inf,
-        high=math.inf,
-        depends_on=frozenset({"tokens", "prompt_length"}),
-        compute=distance_to_prompt_end,
-    ),
-    FeatureSpec(
-        name="is_decode",
-        low=0,
-        high=1,
-        depends_on=frozenset({"phase"}),
-        compute=is_decode,
-    ),
-    FeatureSpec(
-        name="token_type",
-        low=0,
-        high=max(TokenType),
-        depends_on=frozenset({"tokens"}),
-        compute=token_type,
-    ),
-    FeatureSpec(
-        name="line_start",
-        low=0,
-        high=1,
-        depends_on=frozenset({"tokens"}),
-        compute=line_start,
-    ),
-    FeatureSpec(
-        name="repeats",
-        low=0,
-        high=math.inf,
-        depends_on=frozenset({"tokens"}),
-        compute=repeats,
-    ),
+def repeats_log(batch: TokenBatch, context: FeatureContext) -> Tensor:
+    """ln(1 + repeats)."""
+    return batch.repeats_T.float().log1p()
+
+
+def _spec(
+    compute: FeatureFn,
+    low: float,
+    high: float,
+    *depends_on: Dependency,
+    needs_text: bool = False,
+) -> FeatureSpec:
+    return FeatureSpec(
+        name=compute.__name__,
+        low=low,
+        high=high,
+        depends_on=frozenset(depends_on),
+        needs_text=needs_text,
+        compute=compute,
+    )
+
+
+SPECS = (
+    _spec(position, 0, math.inf, "tokens"),
+    _spec(position_in_prompt, 0, math.inf, "tokens", "prompt_length"),
+    _spec(position_in_turn, 0, math.inf, "tokens", needs_text=True),
+    _spec(distance_to_prompt_end, -math.inf, math.inf, "tokens", "prompt_length"),
+    _spec(is_decode, 0, 1, "phase"),
+    _spec(token_type, 0, max(TokenType), "tokens", needs_text=True),
+    _spec(previous_token_type, 0, NO_TOKEN, "tokens", needs_text=True),
+    _spec(line_start, 0, 1, "tokens", needs_text=True),
+    _spec(log_frequency, -math.inf, 0, "tokens"),
+    _spec(id_bucket, 0, NUM_ID_BUCKETS - 1, "tokens"),
+    _spec(repeats, 0, math.inf, "tokens"),
+    _spec(repeats_log, 0, math.inf, "tokens"),
 )
-FEATURES: Mapping[str, FeatureSpec] = MappingProxyType({spec.name: spec for spec in _SPECS})
-"""Every feature that exists, by name."""
-
-
-def feature_specs(names: Sequence[str]) -> tuple[FeatureSpec, ...]:
-    """The specs of ``names`` in that order.
-
-    Raises:
-        ValueError: a name that does not exist (the message lists those that do), or one name twice.
-    """
-    unknown = [name for name in names if name not in FEATURES]
-    if unknown:
-        raise ValueError(f"no feature {', '.join(unknown)}; features: {', '.join(FEATURES)}")
-    if len(set(names)) != len(names):
-        raise ValueError(f"a feature was asked for twice: {', '.join(names)}")
-    return tuple(FEATURES[name] for name in names)
-
-
-def check_features(
-    names: Sequence[str], *, phases: Collection[Phase], decision_point: DecisionPoint, who: str
-) -> None:
-    """Refuses features that do not exist where they are asked for.
-
-    Args:
-        names: the features.
-        phases: the phases of the tokens that they are asked for.
-        decision_point: when they are asked for.
-        who: the router that asks, for the message.
-
-    Raises:
-        ValueError: one of them does not exist there, or not at all; the message lists the choices.
-    """
-
-    def exists(spec: FeatureSpec) -> bool:
-        return spec.phases.issuperset(phases) and decision_point in spec.decision_points
-
-    if missing := [spec.name for spec in feature_specs(names) if not exists(spec)]:
-        where = " and ".join(phase.name.lower() for phase in sorted(phases))
-        choices = [name for name, spec in FEATURES.items() if exists(spec)]
-        raise ValueError(
-            f"router {who} asks for {', '.join(missing)}, which does not exist in {where} at "
-            f"{decision_point}; features there: {', '.join(choices)}"
-        )

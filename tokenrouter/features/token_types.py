@@ -65,6 +65,11 @@ class TokenTypeTable:
     types_V: Tensor
     line_start_V: Tensor
 
+    @property
+    def is_special_V(self) -> Tensor:
+        """Bool, the ids of type special: they begin a turn."""
+        return self.types_V == TokenType.SPECIAL
+
     @classmethod
     def from_tokenizer(cls, tokenizer: Any, vocab_size: int) -> "TokenTypeTable":
         """Reads every id once (byte-level BPE and SentencePiece) and types it.

@@ -4,9 +4,10 @@ A preempted request is copied, or left to be computed again, whichever is estima
 
     swap_s(mean over layers of its entries)  <=  num_seen * recompute_s
 
-The left side is a gather out of the arena and a scatter back into it, timed when the tier is built. The right side
-counts evicted tokens, too, as a recompute runs them again, and leaves attention out: where both sides are close at a
-long context, a request is computed again though a copy is a little cheaper. ``scripts/bench_swap.py`` measures both.
+The left side is a gather out of the arena and a scatter back into it, timed when the tier is built: under load a
+swap takes up to twice as long, as it finds nothing in the caches. The right side counts evicted tokens, too, as a
+recompute runs them again, and leaves attention and cached prefixes out. So the choice is sure where the sides differ by
+more than twice; ``scripts/bench_swap.py`` measures both.
 
 N entries of one request in one layer group.
 """

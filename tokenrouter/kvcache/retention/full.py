@@ -13,6 +13,7 @@ class Full(RetentionPolicy):
     """Keeps every entry; what the others are compared with at the same chunk boundaries."""
 
     name = "full"
+    unused = frozenset({"groups", "sinks", "recent"})
 
     def keep(self, entries: Entries, is_guarded_N: Tensor) -> Tensor:
         """See RetentionPolicy."""

@@ -20,6 +20,7 @@ class Random(ScoredPolicy):
     """
 
     name = "random"
+    unused = frozenset({"groups"})  # it decides alike in all
     needs = frozenset({"draws"})
 
     seed: int = 0

@@ -27,6 +27,7 @@ class RouteClass(ScoredPolicy):
     """
 
     name = "route"
+    unused = frozenset({"groups"})  # it decides alike in all
     needs = frozenset({"classes"})
 
     classes: Mapping[str, Retention] = field(

@@ -12,6 +12,7 @@ class SinkWindow(ScoredPolicy):
     """The newest entries stay; the first ones do as the guard ``sinks`` says."""
 
     name = "sink_window"
+    unused = frozenset({"groups"})  # it decides alike in all
 
     def score(self, entries: Entries) -> Tensor:
         """See ScoredPolicy."""
