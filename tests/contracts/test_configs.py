@@ -4,6 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -13,6 +14,7 @@ from tokenrouter.evaluation.quality import QualitySettings
 from tokenrouter.executors import PoolSpec
 from tokenrouter.kvcache.retention import RetentionOptions
 from tokenrouter.routers import Router
+from tokenrouter.routers.oracle import save_labels
 from tokenrouter.tasks import build
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -22,7 +24,13 @@ GROUPS = {
     if path.is_dir()
 }
 CHOICES = [(group, name) for group, names in sorted(GROUPS.items()) for name in names]
-NEEDED = {"hf": ["model.name=some/model"]}
+NEEDED = {
+    "hf": ["model.name=some/model"],
+    "oracle": ["router.path=some/file"],
+    "train_router": ["train.data=some/folder"],
+}
+TASK_OF = {"labels": "collect", "trainer": "train_router"}
+"""Groups that one task has, and the others do not."""
 
 
 def _compose(*overrides: str) -> DictConfig:
@@ -40,9 +48,13 @@ def test_every_config_composes_and_resolves(
     group: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TOKENROUTER_DATA_DIR", raising=False)
+    task = TASK_OF.get(group)
+    more = [*NEEDED.get(name, []), *NEEDED.get(task or "", [])]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose(
-            "config", overrides=[f"{group}={name}", *NEEDED.get(name, [])], return_hydra_config=True
+            "config",
+            overrides=[*([f"task={task}"] if task else []), f"{group}={name}", *more],
+            return_hydra_config=True,
         )
     parts = {key: value for key, value in cfg.items() if key != "hydra"}
     for part in parts.values():
@@ -57,8 +69,11 @@ def test_every_task_is_a_function(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", _choices("router"))
-def test_every_router_builds_and_is_called_like_its_file(name: str) -> None:
-    router = instantiate(_compose(f"router={name}").router)
+def test_every_router_builds_and_is_called_like_its_file(name: str, tmp_path: Path) -> None:
+    labels = tmp_path / "labels.safetensors"
+    save_labels(labels, [[1, 2]], [torch.ones(2)], label="fisher")
+    needed = [f"router.path={labels}"] if name == "oracle" else []
+    router = instantiate(_compose(f"router={name}", *needed).router)
     assert isinstance(router, Router) and router.name == name
 
 

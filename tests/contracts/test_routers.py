@@ -1,8 +1,10 @@
 """The contract of a router, for every config in conf/router, as it is and with a budget."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -14,36 +16,21 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 from torch.testing import assert_close
 
+from tests.contracts.drawn_signals import DrawnSignals
 from tokenrouter.features import FEATURES, FeatureExtractor, TokenTypeTable, sequence_batch
 from tokenrouter.routers import RequestLevelRouter, Router
+from tokenrouter.routers.artifact import Kind, shipped
+from tokenrouter.routers.oracle import save_labels
 from tokenrouter.types import Phase, RouteInput, RoutingDecision, TokenBatch
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 NAMES = sorted(path.stem for path in (CONF / "router").glob("*.yaml"))
 NUM_LAYERS = 30
+NUM_TAILS = 8
 KINDS = [None, "\n", "7", ".", " the", " ==", " Paris", "The", " river", "ing"]
 VOCAB_SIZE = 60
 TABLE = TokenTypeTable.from_texts([KINDS[i % len(KINDS)] for i in range(VOCAB_SIZE)])
-
-
-def config(name: str, *overrides: str) -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(overrides=[f"+router={name}", *overrides]).router
-
-
-def with_budgets(names: list[str]) -> list[tuple[str, tuple[str, ...]]]:
-    """Every config as it is, and those that have a budget also with it set."""
-    has_budget = [name for name in names if "budget" in config(name)]
-    return [(name, ()) for name in names] + [
-        (name, ("router.budget.high_frac=0.3",)) for name in has_budget
-    ]
-
-
-CASES = with_budgets(NAMES)
-every_router = pytest.mark.parametrize(
-    ("name", "overrides"), CASES, ids=[" ".join((name, *more)) for name, more in CASES]
-)
-few_examples = settings(max_examples=25, deadline=None)
+SIGNALS = DrawnSignals(1, TABLE)
 
 
 @cache
@@ -59,6 +46,64 @@ def sequences() -> list[TokenBatch]:
         )
         for row, (length, prompt_len) in shapes.items()
     ]
+
+
+FOLDER = TemporaryDirectory(prefix="labels-")
+
+
+def config(name: str, *overrides: str) -> DictConfig:
+    needed = [f"router.path={label_file(0)}"] if name == "oracle" else []
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose(overrides=[f"+router={name}", *needed, *overrides]).router
+
+
+@cache
+def label_file(seed: int) -> str:
+    """Labels, drawn with ``seed``, of every sequence that a test of the contract asks about."""
+    ids = [batch.ids_T.tolist() for batch in sequences()]
+    ids += [another_tail(ids[3], keep, tail) for keep in range(1, 80) for tail in range(NUM_TAILS)]
+    known: dict[int, torch.Tensor] = {}
+    generator = torch.Generator().manual_seed(seed)
+    labels = []
+    for hash_T in (sequence_batch(one).prefix_hash_T for one in ids):
+        drawn_T = torch.rand(len(hash_T), generator=generator)
+        labels.append(
+            torch.stack(
+                [known.setdefault(h, x) for h, x in zip(hash_T.tolist(), drawn_T, strict=True)]
+            )
+        )
+    path = Path(FOLDER.name) / f"{seed}.safetensors"
+    save_labels(path, ids, labels, label="drawn")
+    return str(path)
+
+
+def another_tail(ids: list[int], keep: int, seed: int) -> list[int]:
+    """``ids`` with others behind the first ``keep``."""
+    generator = torch.Generator().manual_seed(seed)
+    return (
+        ids[:keep] + torch.randint(0, VOCAB_SIZE, (len(ids) - keep,), generator=generator).tolist()
+    )
+
+
+def with_budgets(names: list[str]) -> list[tuple[str, tuple[str, ...]]]:
+    """Every config as it is, and those that have a budget, or a part with one, also with it set."""
+    paths = ("budget", "inner.budget", "precision.budget", "retention.budget")
+    found = {
+        name: tuple(
+            f"router.{path}.high_frac=0.3"
+            for path in paths
+            if OmegaConf.select(config(name), path) is not None
+        )
+        for name in names
+    }
+    return [(name, ()) for name in names] + [(name, set_) for name, set_ in found.items() if set_]
+
+
+CASES = with_budgets(NAMES)
+every_router = pytest.mark.parametrize(
+    ("name", "overrides"), CASES, ids=[" ".join((name, *more)) for name, more in CASES]
+)
+few_examples = settings(max_examples=25, deadline=None)
 
 
 def concat(batches: list[TokenBatch]) -> TokenBatch:
@@ -87,7 +132,9 @@ def ready(router: Router) -> Router:
 
 
 def see(router: Router, batch: TokenBatch) -> RouteInput:
-    return FeatureExtractor(router.features, TABLE).extract(batch)
+    if Phase.PREFILL not in router.phases:
+        batch = replace(batch, phase_T=torch.full_like(batch.phase_T, int(Phase.DECODE)))
+    return FeatureExtractor(router.features, TABLE, SIGNALS).extract(batch)
 
 
 def decide(router: Router, batch: TokenBatch) -> RoutingDecision:
@@ -113,7 +160,9 @@ def rows_of(decision: RoutingDecision, index_T: torch.Tensor) -> RoutingDecision
 def test_the_group_is_there() -> None:
     """Guards against a moved folder, which would leave the contract without a single case."""
     assert {"all_high", "all_low", "random", "rule", "request_level", "layerwise"} <= set(NAMES)
+    assert {"batched", "cached", "interval", "composite", "oracle", "entropy"} <= set(NAMES)
     assert ("rule", ("router.budget.high_frac=0.3",)) in CASES
+    assert ("cached", ("router.inner.budget.high_frac=0.3",)) in CASES
 
 
 @every_router
@@ -215,7 +264,7 @@ def test_chunks_do_not_matter(name: str, overrides: tuple[str, ...], data: st.Da
 
 @every_router
 @few_examples
-@given(keep=st.integers(1, 79), seed=st.integers(0, 99))
+@given(keep=st.integers(1, 79), seed=st.integers(0, NUM_TAILS - 1))
 def test_causal(name: str, overrides: tuple[str, ...], keep: int, seed: int) -> None:
     """Guards against a look at later tokens (for level request: at generated ones)."""
     router = prepared(name, overrides)
@@ -223,10 +272,8 @@ def test_causal(name: str, overrides: tuple[str, ...], keep: int, seed: int) -> 
     if router.level == "request":
         keep = max(keep, prompt_len)
     ids = sequences()[3].ids_T.tolist()
-    generator = torch.Generator().manual_seed(seed)
-    tail = torch.randint(0, VOCAB_SIZE, (len(ids) - keep,), generator=generator).tolist()
     before = decide(router, sequence_batch(ids, prompt_len=prompt_len))
-    after = decide(router, sequence_batch(ids[:keep] + tail, prompt_len=prompt_len))
+    after = decide(router, sequence_batch(another_tail(ids, keep, seed), prompt_len=prompt_len))
     kept_T = torch.arange(keep)
     assert_same(rows_of(before, kept_T), rows_of(after, kept_T))
 
@@ -257,7 +304,8 @@ def test_version_follows_every_option(name: str) -> None:
     """Guards against stored decisions reused for a router with other options."""
     base = config(name)
     versions = {"as it is": instantiate(base).version}
-    for path, value in changed_options(OmegaConf.to_container(base, resolve=True)):
+    another = {"shipped": str(shipped(name)["int8_smooth"])} if name in get_args(Kind) else {}
+    for path, value in changed_options(OmegaConf.to_container(base, resolve=True), another):
         changed = base.copy()
         OmegaConf.update(changed, path, value)
         versions[f"{path}={value}"] = instantiate(changed).version
@@ -266,21 +314,34 @@ def test_version_follows_every_option(name: str) -> None:
     assert instantiate(base).version == versions["as it is"]
 
 
-def changed_options(options: Any, path: str = "") -> list[tuple[str, Any]]:
-    """Another value for every option, one at a time."""
+OTHER = {
+    "low": "high",
+    "high": "low",
+    "pattern": "exact",
+    "entropy": "surprise",
+    "protect": "drop_first",
+    "normal": "compress",
+    "calibrated": "shipped",
+}
+
+
+def changed_options(options: Any, another: dict[str, str], path: str = "") -> list[tuple[str, Any]]:
+    """Another value for every option, one at a time; ``another``: of some of them."""
     if isinstance(options, dict):
         parts = [(f"{path}.{key}" if path else key, value) for key, value in options.items()]
         return [
             change
             for key, value in parts
             if not key.endswith("_target_")
-            for change in changed_options(value, key)
+            for change in changed_options(value, another, key)
         ]
     if isinstance(options, list):
         return [(path, options[:-1])]
     if isinstance(options, str):
-        return [(path, {"low": "high", "high": "low"}[options])]
-    return [(path, 0.37 if options is None else options + 1 if options >= 1 else options / 2 + 0.2)]
+        return [(path, (OTHER | another).get(options) or label_file(1))]
+    if options is None:
+        return [(path, 0.37)]
+    return [(path, options + 1 if isinstance(options, int) else options / 2 + 0.2)]
 
 
 def test_version_follows_calibration() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tokenrouter import LLM
-from tokenrouter.features import FEATURES, static
+from tokenrouter.features import FEATURES, registry
 from tokenrouter.routers import RandomRouter, RequestLevelRouter
 from tokenrouter.types import Phase
 
@@ -18,7 +18,7 @@ class DecodeOnly(RandomRouter):
 def decode_feature(monkeypatch: pytest.MonkeyPatch) -> None:
     """A feature of generated tokens only, as those from the previous token's logits will be."""
     spec = replace(FEATURES["repeats"], name="doubt", phases=frozenset({Phase.DECODE}))
-    monkeypatch.setattr(static, "FEATURES", {**FEATURES, "doubt": spec})
+    monkeypatch.setattr(registry, "FEATURES", {**FEATURES, "doubt": spec})
 
 
 def test_a_feature_must_exist_in_every_phase_of_the_router() -> None:

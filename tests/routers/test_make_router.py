@@ -9,7 +9,21 @@ from hydra.utils import instantiate
 from tokenrouter.routers import make_router
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
-NAMES = ("all_high", "all_low", "random", "rule", "request_level", "layerwise")
+NAMES = (
+    "all_high",
+    "all_low",
+    "random",
+    "rule",
+    "request_level",
+    "layerwise",
+    "entropy",
+    "batched",
+    "cached",
+    "interval",
+    "mlp",
+    "linear",
+    "trees",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -27,6 +41,13 @@ def test_an_unknown_name_lists_the_choices() -> None:
     """Guards against a KeyError for a typing mistake."""
     with pytest.raises(ValueError, match=r"no router 'rules'; routers: all_high, all_low, random"):
         make_router("rules")
+
+
+@pytest.mark.parametrize("name", ["composite", "oracle"])
+def test_what_has_no_defaults_says_so(name: str) -> None:
+    """Guards against a TypeError about a missing argument, or a composite of nothing."""
+    with pytest.raises(ValueError, match=f"'{name}' has no defaults: build it"):
+        make_router(name)
 
 
 def test_the_run_seed_reaches_the_draws() -> None:

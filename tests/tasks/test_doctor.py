@@ -119,10 +119,10 @@ CASES: tuple[tuple[str, Patch, Patch, Patch, str, str], ...] = (
     (
         "many_preemptions",
         {},
-        {"router.decided_frac": 0.8},
+        {"kv.preemption.recomputed_tokens": 1234},
         {"steps": [{"num_preemptions": 2}, {"num_preemptions": 4}]},
         "warning",
-        "6 preemptions in the last pass of 60 requests; 20.0% of the tokens ran again",
+        "6 preemptions in the last pass of 60 requests; 1,234 tokens of a pass ran again",
     ),
     (
         "queued_waits",
@@ -230,7 +230,7 @@ def test_findings_are_printed_the_worst_first_and_kept(
     assert [finding["rule"] for finding in kept["findings"]] == names
     out = capsys.readouterr().out
     assert re.findall(r"^(?:serious|warning|note): (\w+)$", out, flags=re.MULTILINE) == names
-    assert "cure: Decide once per request (`router=request_level`)" in out and "Healthy" not in out
+    assert "cure: Decide every few tokens (`router=interval`)" in out and "Healthy" not in out
 
 
 def test_a_real_run_is_examined_by_its_own_numbers(tradeoff_run: Path) -> None:

@@ -15,6 +15,9 @@ BASES = {
     "kvcache.retention.policy.threshold": ("kvcache=threshold",),
     "kvcache.retention": ("kvcache=heavy_hitter",),
     "router.high_frac": ("router=random",),
+    "router.key": ("router=cached",),
+    "router.steps_per_octave": ("router=cached",),
+    "router.exact_below": ("router=cached",),
     "workload.num_requests": ("workload=poisson",),
 }
 

@@ -8,7 +8,12 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
+from tokenrouter.features import (
+    FeatureExtractor,
+    TokenTypeTable,
+    needs_signals,
+    sequence_batch,
+)
 from tokenrouter.routers import RequestLevelRouter, Router
 from tokenrouter.types import Phase, RouteInput
 
@@ -48,8 +53,10 @@ class HeldOutWindows:
     def calibrated(self, router: Router, token_types: TokenTypeTable) -> Router:
         """``router`` for quality: a copy with thresholds of its own, or itself where it needs none.
 
-        Prefill: whole windows as prompts. Decode: the last ``decode_tokens`` after the rest of the
-        window as the prompt. Of a router that decides per request, the inner router is calibrated.
+        A router with features that are known only while an engine runs is returned as it is: an LLM
+        calibrates it on what it serves. Prefill: whole windows as prompts. Decode: the last
+        ``decode_tokens`` after the rest of the window as the prompt. Of a router that decides per
+        request, the inner router is calibrated.
 
         Args:
             router: not modified. To be given before it is calibrated on requests: a router that has
@@ -61,7 +68,7 @@ class HeldOutWindows:
         """
         scored = {Phase.PREFILL, Phase.DECODE} if self.decode_tokens else {Phase.PREFILL}
         phases = scored & ({Phase.PREFILL} if router.level == "request" else router.phases)
-        if not (_budgeted(router).needs_calibration and phases):
+        if not (_budgeted(router).needs_calibration and phases) or needs_signals(router.features):
             return router
         router = copy.deepcopy(router)
         target = _budgeted(router)
@@ -69,9 +76,11 @@ class HeldOutWindows:
         inputs: list[RouteInput] = []
         for row, ids in enumerate(self.passages()):
             if Phase.PREFILL in phases:
-                inputs.append(extractor.extract(sequence_batch(ids, row=row)))
+                batch = sequence_batch(ids, row=row, token_types=token_types)
+                inputs.append(extractor.extract(batch))
             if Phase.DECODE in phases:
-                batch = sequence_batch(ids, prompt_len=len(ids) - self.decode_tokens, row=row)
+                prompt_len = len(ids) - self.decode_tokens
+                batch = sequence_batch(ids, prompt_len=prompt_len, row=row, token_types=token_types)
                 is_decode_T = batch.phase_T == Phase.DECODE
                 inputs.append(extractor.extract(batch.select(is_decode_T.nonzero().flatten())))
         target.calibrate(inputs)

@@ -31,10 +31,10 @@ def memory_notes(
     if (idle := why_idle(retention, stats)) is not None:
         return [f"{name} {idle}"]
     evicted = sum(s.evicted_entries for s in stats)
-    num_int8 = max(s.peak_int8_tokens for s in stats)
+    num_int8 = max(s.peak_converted for s in stats)
     in_int8 = f" and kept up to {num_int8:,} in int8 at once" if num_int8 else ""
     line = (
         f"{name} evicted {evicted / len(stats):,.0f} entries a {unit}{in_int8}; the KV peak is "
-        f"{saved_frac(stats):.0%} below that of every token in full precision in the same steps."
+        f"{saved_frac(stats):.0%} below that of every token, kept as it comes, in the same steps."
     )
     return [line, *filter(None, (why_peak_stays(stats), why_not_returned(stats)))]

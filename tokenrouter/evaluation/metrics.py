@@ -97,18 +97,22 @@ def serving_sections(llm: LLM, passes: Sequence[Repeat]) -> dict[str, Section]:
     stats = [repeat.stats for repeat in passes]
     router_s = sum(s.router_s for s in stats)
     decided, reused = sum(s.decided_tokens for s in stats), sum(s.reused_tokens for s in stats)
+    repeated = sum(s.repeated_tokens for s in stats)
     router: Section = {
         "us_per_token": 1e6 * router_s / max(decided, 1),
         "overhead_frac": overhead_frac(passes),
-        "decided_frac": decided / max(decided + reused, 1),
+        "decided_frac": (decided - repeated) / max(decided + reused, 1),
         "version": llm.router.version,
     }
+    if (hits := cache_hit_frac(passes)) is not None:
+        router["cache_hit_frac"] = hits
     return {"router": router, "routes": _routes(llm, passes), "kv": _kv(llm, stats)}
 
 
 def _kv(llm: LLM, stats: Sequence[EngineStats]) -> Section:
     """Peaks over the passes; entries evicted as tokens of all layer groups; per pass, so that passes do not add up."""
     num_groups = len(llm.engine.pool.tables)
+    most = max(stats, key=lambda s: s.num_preemptions)
     section: Section = {
         "peak_live_bytes": max(s.peak_live_bytes for s in stats),
         "peak_allocated_bytes": max(s.peak_allocated_bytes for s in stats),
@@ -119,11 +123,11 @@ def _kv(llm: LLM, stats: Sequence[EngineStats]) -> Section:
         "shared_tokens": max(s.shared_tokens for s in stats),
         "compactions": max(s.num_compactions for s in stats),
         "preemption": {
-            "preemptions": max(s.num_preemptions for s in stats),
-            "swaps_out": max(s.swaps.num_out for s in stats),
-            "swaps_in": max(s.swaps.num_in for s in stats),
-            "recomputes": max(s.num_recomputes for s in stats),
-            "recomputed_tokens": max(s.reused_tokens for s in stats),
+            "preemptions": most.num_preemptions,
+            "swaps_out": most.swaps.num_out,
+            "swaps_in": most.swaps.num_in,
+            "recomputes": most.num_recomputes,
+            "recomputed_tokens": most.reused_tokens,
         },
     }
     if llm.engine.scheduler.host is not None:
@@ -139,6 +143,13 @@ def overhead_frac(passes: Sequence[Repeat]) -> float:
     """Time in features and router over the forwards' time."""
     stats = [repeat.stats for repeat in passes]
     return sum(s.router_s for s in stats) / sum(s.executor_s for s in stats)
+
+
+def cache_hit_frac(passes: Sequence[Repeat]) -> float | None:
+    """Share of the tokens looked up in the router's cache that cost no decision; None without a cache."""
+    counts = [s.route_cache for repeat in passes if (s := repeat.stats).route_cache is not None]
+    lookups = sum(c.lookups for c in counts if c is not None)
+    return sum(c.hits for c in counts if c is not None) / lookups if lookups else None
 
 
 def _routes(llm: LLM, passes: Sequence[Repeat]) -> Section:

@@ -65,15 +65,16 @@ def make_row(
     values: dict[str, Any] = {}
     if throughput is not None:
         latency, stats = throughput.latency(), [r.stats for r in throughput.repeats]
+        most = max(stats, key=lambda s: s.num_preemptions)
         values |= {
             "output_tok_s": throughput.output_tok_s,
             "total_tok_s": throughput.total_tok_s,
             "ttft_p99_ms": (latency["ttft_ms"] or {}).get("p99"),
             "itl_p99_ms": (latency["itl_ms"] or {}).get("p99"),
             "kv_peak_live_bytes": max(s.peak_live_bytes for s in stats),
-            "preemptions": max(s.num_preemptions for s in stats),
-            "swaps_out": max(s.swaps.num_out for s in stats),
-            "recomputed_tokens": max(s.reused_tokens for s in stats),
+            "preemptions": most.num_preemptions,
+            "swaps_out": most.swaps.num_out,
+            "recomputed_tokens": most.reused_tokens,
             "high_frac": throughput.high_frac,
         }
         if slo is not None:

@@ -155,15 +155,15 @@ class SystemsBuilder:
 
         Args:
             router: the chosen one.
-            serve: the systems will serve requests: the chosen router serves the whole workload
-                once, which warms it up and measures its share of high tokens for request_level; the
-                others warm up with short outputs. Else only what quality needs is built:
-                request_level and static_batch are left out.
+            serve: the systems will serve requests: the chosen router serves the whole workload once, which warms it up
+                and measures its share of high tokens for request_level; the others warm up with short outputs. Else
+                only what quality needs is built: request_level and static_batch are left out.
 
         Raises:
-            ValueError: a router that the pool cannot run or that cannot be calibrated, or a request
-                that an engine refuses.
+            ValueError: a router that the pool cannot run or that cannot be calibrated, or a request that is refused.
         """
+        model, low = self.model, self.pool.low_name
+        router.use_for(model=model.name, model_hash=model.model_hash, low=low)
         types = TokenTypeTable.from_tokenizer(self.model.tokenizer, self.model.config.vocab_size)
         for_windows = self.held_out.calibrated(router, types) if self.held_out else router
         if isinstance(router, RequestLevelRouter):
@@ -276,8 +276,8 @@ def prompt_shares(
     router: RequestLevelRouter, types: TokenTypeTable, prompts: Sequence[Sequence[int]]
 ) -> list[float]:
     """Per prompt the share of its tokens that the router's inner token router would send high."""
-    extractor = FeatureExtractor(router.features, types)
-    return [router.prompt_shares(extractor.extract(sequence_batch(ids)))[0] for ids in prompts]
+    see = FeatureExtractor(router.features, types).extract
+    return [router.prompt_shares(see(sequence_batch(i, token_types=types)))[0] for i in prompts]
 
 
 def calibration_passages(

@@ -11,13 +11,16 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Literal, final
+from typing import ClassVar, Literal, final, get_args
 
 from tokenrouter.features import check_features, feature_specs
 from tokenrouter.features.base import DECISION_POINTS, DecisionPoint, Dependency
+from tokenrouter.routers.answers import CacheCounts
 from tokenrouter.types import Phase, Route, RouteInput, RouteTable, RoutingDecision, StepFeedback
 
 Level = Literal["token", "request"]
+Seen = Literal["ids", "positions", "prefix_hash"]
+"""What a router may read of ``RouteInput`` besides the features that it declared."""
 HIGH, LOW = 0, 1
 """Indices into the default RouteTable."""
 
@@ -48,13 +51,22 @@ class Router(ABC):
         phases: the phases whose tokens it decides. It is not asked about the others, which take
             route 0.
         features: the features it needs, the columns of ``RouteInput.values_TF`` in this order.
+        sees: what it reads besides them. One that declares less than all is remembered by less:
+            see ``CachedRouter``.
+        decides_every: an engine asks about positions of a request that are multiples of it; the
+            tokens between repeat the recorded decision of the last multiple.
+        look_ahead: in prefill an engine also hands it (``prepare``) the tokens of a prompt up to
+            the next multiple of it, before the chunks that run them; 0: never.
     """
 
     name: ClassVar[str]
     level: ClassVar[Level] = "token"
     decision_point: ClassVar[DecisionPoint] = "pre_forward"
-    phases: ClassVar[frozenset[Phase]] = frozenset(Phase)
+    phases: frozenset[Phase] = frozenset(Phase)
     features: tuple[str, ...] = ()
+    sees: frozenset[Seen] = frozenset(get_args(Seen))
+    decides_every: int = 1
+    look_ahead: int = 0
 
     @property
     @abstractmethod
@@ -118,6 +130,18 @@ class Router(ABC):
             self.features, phases=phases, decision_point=self.decision_point, who=self.name
         )
 
+    def use_for(self, *, model: str, model_hash: str, low: str | None) -> None:
+        """Hears which model and low path it will route for, before it is calibrated; by default any will do.
+
+        Args:
+            model: its name, for messages.
+            model_hash: of its weights.
+            low: name of the low path's executor; None: the pool has none.
+
+        Raises:
+            ValueError: it was trained for others.
+        """
+
     @property
     def needs_calibration(self) -> bool:
         """Whether ``route`` would raise until ``calibrate`` was called."""
@@ -134,6 +158,21 @@ class Router(ABC):
         Raises:
             ValueError: too few tokens for the budget.
         """
+
+    def prepare(self, inputs: RouteInput) -> None:
+        """Hears of prompt tokens that it will be asked about later; by default it waits for that.
+
+        Args:
+            inputs: as ``route`` will see them.
+        """
+
+    @property
+    def cache_counts(self) -> CacheCounts | None:
+        """How often a kept answer served; None where none is kept across requests."""
+        return None
+
+    def forget(self) -> None:
+        """Lets go of kept answers; those to come are the same, and computed again."""
 
     def observe(self, feedback: StepFeedback) -> None:
         """Hears what a step did; by default it does not matter."""

@@ -69,6 +69,12 @@ class Thresholds:
             self._values[phase] = _quantile_threshold(high_frac, score_T, phase)
             self._by_phase[phase] = self._values[phase]
 
+    def set(self, values: Mapping[Phase, float]) -> None:
+        """Takes thresholds that were calibrated elsewhere, in place of those that it has."""
+        self._values = dict(values)
+        for phase in Phase:
+            self._by_phase[phase] = self._values.get(phase, float("nan"))
+
     def is_over(self, score_T: Tensor, phase_T: Tensor) -> Tensor:
         """Per token (bool [T]) whether its score reaches its phase's threshold.
 

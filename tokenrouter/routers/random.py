@@ -24,6 +24,7 @@ class RandomRouter(Router):
     """
 
     name = "random"
+    sees = frozenset({"prefix_hash"})
 
     def __init__(self, high_frac: float = 0.1, seed: int = 0) -> None:
         self.high_frac = check_frac("high_frac", high_frac)

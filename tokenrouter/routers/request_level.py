@@ -69,6 +69,10 @@ class RequestLevelRouter(Router):
         self.high_frac = check_frac("high_frac", high_frac)
         self.threshold = None
 
+    def use_for(self, *, model: str, model_hash: str, low: str | None) -> None:
+        """The inner router hears of it."""
+        self.inner.use_for(model=model, model_hash=model_hash, low=low)
+
     def calibrate(self, inputs: Sequence[RouteInput]) -> None:
         """Calibrates on whole requests: shares of their prompts, weighted by their tokens.
 

@@ -51,6 +51,7 @@ class RuleRouter(Router):
     """
 
     name = "rule"
+    sees = frozenset({"positions", "prefix_hash"})
 
     def __init__(
         self,

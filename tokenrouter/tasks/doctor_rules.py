@@ -3,9 +3,9 @@
 from tokenrouter.engine.retention_notes import LEAST_SAVED_FRAC
 from tokenrouter.kvcache.compaction import MIN_FREE_FRAC, MIN_SLOTS, PATIENCE_STEPS
 from tokenrouter.tasks.doctor_run import FinishedRun, Rule, Seen
+from tokenrouter.tasks.report import HIGH_OVERHEAD_FRAC, LEAST_CACHE_HIT_FRAC
 
-OVERHEAD_WARNING_FRAC, OVERHEAD_SERIOUS_FRAC = 0.05, 0.10
-LEAST_CACHE_HIT_FRAC = 0.40
+OVERHEAD_WARNING_FRAC = 0.05
 AS_FAST_FRAC = 0.97
 PREEMPTIONS_PER_REQUEST = 0.1
 QUEUED_FRAC = 0.1
@@ -35,15 +35,14 @@ def router_too_heavy(run: FinishedRun) -> Seen | None:
     text = f"router.overhead_frac {overhead:.1%}"
     if (us := run.number("router.us_per_token")) is not None:
         text += f", {us:.1f} us per token"
-    return Seen("serious" if overhead > OVERHEAD_SERIOUS_FRAC else "warning", text)
+    return Seen("serious" if overhead > HIGH_OVERHEAD_FRAC else "warning", text)
 
 
 def cache_cold(run: FinishedRun) -> Seen | None:
     """Only a router with a cache reports a hit rate."""
     hits = run.number("router.cache_hit_frac")
-    if hits is None or hits >= LEAST_CACHE_HIT_FRAC:
-        return None
-    return Seen("warning", f"router.cache_hit_frac {hits:.1%}")
+    is_cold = hits is not None and hits < LEAST_CACHE_HIT_FRAC
+    return Seen("warning", f"router.cache_hit_frac {hits:.1%}") if is_cold else None
 
 
 def prefixes_cold(run: FinishedRun) -> Seen | None:
@@ -117,8 +116,8 @@ def many_preemptions(run: FinishedRun) -> Seen | None:
         return None
     of = f" of {num_requests:.0f} requests" if num_requests else ""
     text = f"{count} preemptions in the last pass{of}"
-    if (decided := run.number("router.decided_frac")) is not None:
-        text += f"; {1 - decided:.1%} of the tokens ran again (1 - router.decided_frac)"
+    if (again := run.number("kv.preemption.recomputed_tokens")) is not None:
+        text += f"; {again:,.0f} tokens of a pass ran again (kv.preemption.recomputed_tokens)"
     return Seen("warning", text)
 
 
@@ -194,7 +193,8 @@ RULES = (
         name="router_too_heavy",
         when="`router.overhead_frac` over 5 %; serious over 10 %",
         why="The time that low tokens save goes into deciding which ones they are",
-        cure="Decide once per request (`router=request_level`), use fewer features (`router.repeats=0`, "
+        cure="Decide every few tokens (`router=interval`) or once per request (`router=request_level`), keep answers "
+        "by token pattern (`router=cached`), use fewer features (`router.repeats=0`, "
         "`router.high_types=[]`), or have more tokens share a step's fixed cost (`scheduler.max_num_seqs=64`)",
         check=router_too_heavy,
     ),
@@ -202,8 +202,9 @@ RULES = (
         name="cache_cold",
         when="`router.cache_hit_frac`, where the router has a cache, under 40 %",
         why="A miss costs the look-up and the decision",
-        cure="Serve more requests that have text in common (`workload=mooncake`), or take a router without a cache "
-        "(`router=rule`)",
+        cure="Round what the key holds (`router.key=pattern`) and round it more (`router.steps_per_octave=1`, "
+        "`router.exact_below=1`), serve more requests that have text in common (`workload=mooncake`), or take a router "
+        "without a cache (`router=rule`)",
         check=cache_cold,
     ),
     Rule(
@@ -228,8 +229,8 @@ RULES = (
         name="tokens_degraded",
         when="`routes.<name>.degraded_frac` over 0",
         why="These tokens ran on another path than the router asked for: quality and speed are not the router's",
-        cure="Choose a pool with the executor (`executor=int8`, `executor=int8_shared`), or a router without that "
-        "route (`router=all_high`)",
+        cure="Choose a pool with the executor (`executor=int8`, `executor=int8_smooth`, `executor=int8_shared`), or a "
+        "router without that route (`router=all_high`)",
         check=tokens_degraded,
     ),
     Rule(
@@ -254,8 +255,8 @@ RULES = (
         when="`kv.evicted_tokens` over 0, `kv.compactions` 0",
         why="Freed slots serve new requests, but the process keeps their pages",
         cure=f"Pages go back once {MIN_SLOTS:,} slots, and {MIN_FREE_FRAC:.0%} of those in use, were free for "
-        f"{PATIENCE_STEPS} steps: longer requests come to that. Else bound the pool at what is live "
-        "(`kvcache.num_slots=4096`)",
+        f"{PATIENCE_STEPS} steps, or at once when no request is left: longer requests come to that. Else bound the "
+        "pool at what is live (`kvcache.num_slots=4096`)",
         check=freed_not_returned,
     ),
     Rule(

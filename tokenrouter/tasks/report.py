@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 HIGH_OVERHEAD_FRAC = 0.10
+LEAST_CACHE_HIT_FRAC = 0.40
 REQUEST_LEVEL_NOTE = (
     "request_level's KL, perplexity and top-1 are computed, not run: a window is one request, so "
     "they are all_high's on the neediest windows and all_low's on the others, mixed to the "
@@ -50,6 +51,7 @@ def notes(
         lines += _workload_notes(setup.workload)
         lines += scheduling_notes(setup.workload, served)
         lines += _overhead_notes(served[systems.chosen])
+        lines += _cache_notes(served[systems.chosen])
     if builder.options.retention is not None:
         scores = scored.systems[systems.chosen] if scored is not None else None
         lines += _retention_notes(builder.options.retention, served.get(systems.chosen), scores)
@@ -169,6 +171,19 @@ def _overhead_notes(chosen: Throughput) -> list[str]:
     note = (
         f"The router takes {overhead:.0%} of the forward's time, over {HIGH_OVERHEAD_FRAC:.0%}: "
         "use fewer features, or a cheaper router."
+    )
+    log.warning(note)
+    return [note]
+
+
+def _cache_notes(chosen: Throughput) -> list[str]:
+    hits = metrics.cache_hit_frac(chosen.repeats)
+    if hits is None or hits >= LEAST_CACHE_HIT_FRAC:
+        return []
+    note = (
+        f"The router's cache spared {hits:.0%} of the tokens a decision, under "
+        f"{LEAST_CACHE_HIT_FRAC:.0%}: round more (router.key=pattern, router.steps_per_octave=1, "
+        "router.exact_below=1), or take its inner router without a cache."
     )
     log.warning(note)
     return [note]

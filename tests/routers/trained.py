@@ -1,0 +1,70 @@
+"""Small trained routers, drawn or by hand, for what needs one."""
+
+from dataclasses import replace
+
+import lightgbm
+import numpy as np
+import torch
+
+from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
+from tokenrouter.routers import Router
+from tokenrouter.routers.artifact import Artifact, Kind, TrainedFor
+from tokenrouter.routers.lookup import NUM_PHASES, Bins
+from tokenrouter.types import RouteInput
+
+KINDS = [None, "\n", "7", ".", " the", " ==", " Paris", "The", " river", "ing"]
+TABLE = TokenTypeTable.from_texts([KINDS[i % len(KINDS)] for i in range(60)])
+NAMES = ("position", "token_type")
+TRAINED_FOR = TrainedFor(model="small", model_hash="a" * 16, executor="int8", label="fisher")
+STORED = {"0.1": {"prefill": 1.5, "decode": 2.5}}
+
+
+def drawn_artifact(kind: Kind = "mlp", *, seed: int = 0) -> Artifact:
+    """A router with drawn numbers."""
+    if kind == "trees":
+        return Artifact(
+            kind=kind,
+            bins=Bins(NAMES, ((), ()), ()),
+            trained_for=TRAINED_FOR,
+            thresholds=STORED,
+            text=_drawn_trees(seed),
+        )
+    bins = Bins(NAMES, ((0.5, 3.5), tuple(i + 0.5 for i in range(7))), (4, 9, 28))
+    hidden = 5 if kind == "mlp" else 0
+    draw = torch.Generator().manual_seed(seed)
+    tensors = {
+        "table": torch.randn(bins.num_rows, hidden + NUM_PHASES, generator=draw),
+        "head": torch.randn(NUM_PHASES, hidden, generator=draw),
+    }
+    return Artifact(
+        kind=kind,
+        bins=bins,
+        hidden=hidden,
+        trained_for=TRAINED_FOR,
+        thresholds=STORED,
+        tensors=tensors,
+    )
+
+
+def trained_for(artifact: Artifact, **changes: str) -> Artifact:
+    """``artifact``, for another model or executor."""
+    return replace(artifact, trained_for=replace(artifact.trained_for, **changes))
+
+
+def see(router: Router, ids: list[int], prompt_len: int | None = None) -> RouteInput:
+    """What ``router`` sees of a sequence."""
+    batch = sequence_batch(ids, prompt_len=prompt_len, token_types=TABLE)
+    return FeatureExtractor(router.features, TABLE).extract(batch)
+
+
+def _drawn_trees(seed: int) -> str:
+    draw = np.random.default_rng(seed)
+    values = np.stack([draw.integers(0, 50, 300), draw.integers(0, 8, 300)], 1).astype(float)
+    label = values[:, 1] + 10 / (1 + values[:, 0])
+    booster = lightgbm.train(
+        {"verbosity": -1, "num_threads": 1},
+        lightgbm.Dataset(values, label=label, feature_name=list(NAMES)),
+        num_boost_round=5,
+    )
+    text: str = booster.model_to_string()
+    return text

@@ -1,0 +1,90 @@
+"""Guards what runs say of routers around routers: cached, interval, batched, composite and the oracle."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tasks.jobs import run_in
+from tokenrouter.routers.oracle import save_labels
+from tokenrouter.tasks import compare
+
+BENCHMARK = ("debug=tiny", "task=benchmark")
+
+
+def test_a_cold_cache_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A cache that costs more than it saves, and a run that keeps silent about it."""
+    path = run_in(tmp_path, *BENCHMARK, "router=cached", "router.key=exact")
+    written = json.loads((path / "metrics.json").read_text())["router"]
+    assert 0.0 <= written["cache_hit_frac"] < 0.4
+    assert written["decided_frac"] == 1.0
+    note = f"The router's cache spared {written['cache_hit_frac']:.0%} of the tokens a decision"
+    assert note in (path / "table.md").read_text()
+    assert sum(note in record.message for record in caplog.records) == 1
+
+
+def test_a_warm_cache_is_not(tmp_path: Path) -> None:
+    """Equal tokens of one step that count as misses, or a warning that is always there."""
+    rounds = ("router.exact_below=1", "router.steps_per_octave=1")
+    path = run_in(tmp_path, *BENCHMARK, "router=cached", *rounds)
+    written = json.loads((path / "metrics.json").read_text())["router"]
+    assert 0.4 <= written["cache_hit_frac"] < 1.0
+    assert "router's cache" not in (path / "table.md").read_text()
+
+
+def test_an_interval_decides_a_part_of_the_tokens(tmp_path: Path) -> None:
+    """A share of decided tokens that counts those that repeat."""
+    path = run_in(tmp_path, *BENCHMARK, "router=interval", "router.every=8")
+    written = json.loads((path / "metrics.json").read_text())["router"]
+    assert 1 / 8 <= written["decided_frac"] < 1 / 4
+    assert "cache_hit_frac" not in written
+
+
+@pytest.mark.parametrize("router", ["batched", "composite"])
+def test_the_main_job_runs(tmp_path: Path, router: str) -> None:
+    """Names of routes that a table, a plot or a baseline does not expect; budgets of parts that nobody sets."""
+    part = {"batched": "inner", "composite": "precision"}[router]
+    path = run_in(tmp_path, "debug=tiny", f"router={router}", f"router.{part}.budget.high_frac=0.3")
+    written = json.loads((path / "metrics.json").read_text())
+    names = {"batched": {"high", "low"}}.get(
+        router, {f"{p}+{k}" for p in ("high", "low") for k in ("protect", "normal")}
+    )
+    assert set(written["routes"]) == names
+    assert written["quality"]["kl_mean_nats"] >= 0.0
+    high = sum(v["token_frac"] for k, v in written["routes"].items() if k.startswith("high"))
+    assert 0.1 < high < 0.6
+
+
+def test_pairs_have_their_classes_with_the_policy_that_goes_by_them(tmp_path: Path) -> None:
+    """A policy that looks for its own route names among the pairs, and refuses what the config advises."""
+    path = run_in(
+        tmp_path,
+        *BENCHMARK,
+        "router=composite",
+        "router.classes.low=drop_first",
+        "kvcache=route",
+        "+kvcache.retention.policy.classes={high+protect: protect}",
+        "kvcache.retention.interval=16",
+        "kvcache.retention.recent=4",
+    )
+    assert json.loads((path / "metrics.json").read_text())["kv"]["evicted_tokens"] > 0
+
+
+def test_the_oracle_routes_the_windows_that_were_labelled(
+    tmp_path: Path, setups: list[compare.Setup]
+) -> None:
+    """Labels that are looked for under other prefixes than those that forced scoring feeds."""
+    run_in(tmp_path / "plain", "debug=tiny", "task=evaluate", "router=all_high")
+    windows = setups[0].windows
+    generator = torch.Generator().manual_seed(0)
+    labels = tmp_path / "labels.safetensors"
+    save_labels(
+        labels, windows, [torch.rand(len(ids), generator=generator) for ids in windows], label="a"
+    )
+    oracle = ("router=oracle", f"router.path={labels}", "router.budget.high_frac=0.25")
+    path = run_in(tmp_path / "run", "debug=tiny", "task=evaluate", *oracle)
+    routes = json.loads((path / "metrics.json").read_text())["quality"]["routes"]
+    assert routes["high"]["prefill_token_frac"] == pytest.approx(0.25, abs=0.01)
+    with pytest.raises(ValueError, match="oracle has no label for"):
+        run_in(tmp_path / "served", *BENCHMARK, *oracle)

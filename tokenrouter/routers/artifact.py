@@ -1,0 +1,247 @@
+"""What a trained router is stored as: ``<name>.json`` says what it is, a second file beside it holds the numbers.
+
+The second file is ``<name>.safetensors`` for look-up tables and ``<name>.txt`` for trees, in their library's own text.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from tokenrouter.features import FEATURES
+from tokenrouter.routers.lookup import Bins, check_tensors
+
+FORMAT = "tokenrouter router"
+FORMAT_VERSION = 1
+Kind = Literal["mlp", "linear", "trees"]
+SUFFIX: Mapping[str, str] = {"mlp": ".safetensors", "linear": ".safetensors", "trees": ".txt"}
+TRAIN = "train one with `python run.py task=train_router`"
+PRETRAINED = Path(__file__).parent / "pretrained"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedFor:
+    """Whose tokens a router has learned to route.
+
+    Attributes:
+        model: its name, for messages.
+        model_hash: of the weights, see LoadedModel.
+        executor: name of the low path's executor, such as ``int8_smooth``.
+        label: of the label maker.
+        layers: whose labels were added up; None: all.
+    """
+
+    model: str
+    model_hash: str
+    executor: str
+    label: str
+    layers: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Artifact:
+    """A trained router.
+
+    Attributes:
+        kind: of router that runs it.
+        bins: names of the features in order, how they are cut, and the ids with a row of their own; trees
+            have no edges and no ids.
+        hidden: units of the one hidden layer; 0 for ``linear`` and ``trees``.
+        trained_for: model, low path and label.
+        thresholds: by share of high tokens (``0.1``) and phase (``prefill``), on the text that it was trained on.
+        about: where it comes from and how good it was: plain values that no router reads.
+        tensors: float32 ``table [K, H + P]`` and ``head [P, H]``; none for trees.
+        text: the trees; empty for tables.
+    """
+
+    kind: Kind
+    bins: Bins
+    trained_for: TrainedFor
+    hidden: int = 0
+    thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    text: str = ""
+
+    @property
+    def payload(self) -> bytes:
+        """The second file's content."""
+        if self.kind == "trees":
+            return self.text.encode()
+        return save({name: tensor.contiguous() for name, tensor in self.tensors.items()})
+
+    @property
+    def version(self) -> str:
+        """Hash of all that a decision depends on."""
+        facts = json.dumps([self.kind, asdict(self.bins), self.hidden, asdict(self.trained_for)])
+        digest = hashlib.sha256(facts.encode() + self.payload)
+        digest.update(json.dumps(self.thresholds, sort_keys=True).encode())
+        return digest.hexdigest()[:12]
+
+
+def write_artifact(artifact: Artifact, path: Path) -> Path:
+    """Stores ``artifact``, whole or not at all.
+
+    Args:
+        artifact: trained.
+        path: of the json file; the second file lies beside it under the same name.
+
+    Returns:
+        The json file's path.
+    """
+    path = path.with_suffix(".json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    payload = artifact.payload
+    header = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "version": artifact.version,
+        "kind": artifact.kind,
+        "features": [
+            {"name": name, "edges": list(edges)}
+            for name, edges in zip(artifact.bins.names, artifact.bins.edges, strict=True)
+        ],
+        "hidden": artifact.hidden,
+        "trained_for": asdict(artifact.trained_for),
+        "thresholds": artifact.thresholds,
+        "ids": list(artifact.bins.ids),
+        "sha256": hashlib.sha256(payload).hexdigest(),
+        "num_bytes": len(payload),
+        "about": artifact.about,
+    }
+    _replace(path.with_suffix(SUFFIX[artifact.kind]), payload)
+    _replace(path, _dump(header).encode())
+    return path
+
+
+def read_artifact(path: Path | str, kind: Kind) -> Artifact:
+    """Loads what ``write_artifact`` wrote.
+
+    Args:
+        path: of either file, or without an ending.
+        kind: that the router at hand runs.
+
+    Raises:
+        ValueError: a file that is missing, damaged, cut short, of another format or kind, or asks for features that do
+            not exist.
+    """
+    path = Path(path).with_suffix(".json")
+    header = _header(path)
+    if header["kind"] != kind:
+        raise ValueError(
+            f"{path} holds a router of kind {header['kind']!r}, and this is router={kind}: choose router="
+            f"{header['kind']}, or another router.path"
+        )
+    features = header["features"]
+    names = tuple(feature["name"] for feature in features)
+    if unknown := [name for name in names if name not in FEATURES]:
+        raise ValueError(
+            f"{path} was trained on features that do not exist here ({', '.join(unknown)}); features: "
+            f"{', '.join(FEATURES)}: {TRAIN}"
+        )
+    payload = _payload(path.with_suffix(SUFFIX[kind]), header)
+    bins = Bins(names, tuple(tuple(f["edges"]) for f in features), tuple(header["ids"]))
+    trained_for = dict(header["trained_for"])
+    if trained_for.get("layers") is not None:
+        trained_for["layers"] = tuple(trained_for["layers"])
+    artifact = Artifact(
+        kind=kind,
+        bins=bins,
+        hidden=header["hidden"],
+        trained_for=TrainedFor(**trained_for),
+        thresholds=header["thresholds"],
+        about=header["about"],
+        tensors={} if kind == "trees" else _tensors(path, payload),
+        text=payload.decode() if kind == "trees" else "",
+    )
+    if kind != "trees" and (wrong := check_tensors(bins, artifact.tensors, hidden=artifact.hidden)):
+        raise ValueError(f"{path} does not fit its tensors: {wrong}; {TRAIN}")
+    return artifact
+
+
+def shipped(kind: Kind) -> dict[str, Path]:
+    """The routers of a kind that come with the package: path by the executor that they were trained for, sorted."""
+    found = PRETRAINED.glob(f"*_{kind}.json")
+    return dict(sorted((_header(path)["trained_for"]["executor"], path) for path in found))
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """The json file, with every key that is needed."""
+    try:
+        header = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = error.strerror or error
+        raise ValueError(
+            f"no trained router at {path} ({reason}): give router.path, or {TRAIN}"
+        ) from None
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged or cut short ({error}): {TRAIN}") from None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise ValueError(f"{path} is no trained router (no format {FORMAT!r}): {TRAIN}")
+    if header.get("format_version") != FORMAT_VERSION:
+        raise ValueError(
+            f"{path} has format version {header.get('format_version')!r}, and this version of tokenrouter reads "
+            f"{FORMAT_VERSION}: {TRAIN}"
+        )
+    needed = {"kind", "features", "hidden", "trained_for", "thresholds", "ids", "sha256", "about"}
+    if missing := sorted(needed - header.keys()):
+        raise ValueError(f"{path} lacks {', '.join(missing)}: {TRAIN}")
+    if header["kind"] not in get_args(Kind):
+        raise ValueError(
+            f"{path} holds a router of kind {header['kind']!r}; kinds: {', '.join(get_args(Kind))}"
+        )
+    if bad := [f["name"] for f in header["features"] if not _is_ascending(f["edges"])]:
+        raise ValueError(f"{path}: the edges of {', '.join(bad)} do not ascend: {TRAIN}")
+    return header
+
+
+def _payload(path: Path, header: Mapping[str, Any]) -> bytes:
+    try:
+        payload = path.read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"the trained router {path.with_suffix('.json')} needs {path.name} beside it ({error.strerror}): copy "
+            "both "
+            "files"
+        ) from None
+    if hashlib.sha256(payload).hexdigest() != header["sha256"]:
+        raise ValueError(
+            f"{path} is cut short or of another training than {path.with_suffix('.json').name}: it has "
+            f"{len(payload)} "
+            f"bytes, and {header.get('num_bytes')} were written; copy both files again, or {TRAIN}"
+        )
+    return payload
+
+
+def _tensors(path: Path, payload: bytes) -> dict[str, Tensor]:
+    try:
+        return {name: tensor.float() for name, tensor in load(payload).items()}
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path.with_suffix('.safetensors')} is damaged ({error}): {TRAIN}"
+        ) from None
+
+
+def _is_ascending(edges: list[float]) -> bool:
+    return all(a < b for a, b in pairwise(edges)) and all(map(math.isfinite, edges))
+
+
+def _dump(header: Mapping[str, Any]) -> str:
+    """A key on each line, so that a difference between two versions can be read."""
+    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in header.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)

@@ -1,0 +1,242 @@
+"""What all learned routers share: a trained file, a budget, thresholds, and what they refuse to route for.
+
+Shape letters: T tokens in a step.
+"""
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from tokenrouter.routers.artifact import TRAIN, Artifact, Kind, read_artifact, shipped
+from tokenrouter.routers.base import Router
+from tokenrouter.routers.budget import Budget, Thresholds
+from tokenrouter.types import Phase, RouteInput, RoutingDecision
+
+SHIPPED, CALIBRATED = "shipped", "calibrated"
+TIE_BREAK = 1e-6
+"""What a token's score loses per position: among equal ones the earlier goes first, so that a budget is met."""
+THRESHOLDS_FORMAT = "tokenrouter thresholds 1"
+_REASONS = ("score over the threshold", "score under the threshold")
+
+
+class LearnedRouter(Router):
+    """High where the learned score reaches the threshold of its phase.
+
+    Args:
+        path: of a trained router; ``shipped``: the one that comes with the package for the low path in use.
+        budget: share of high tokens in each phase; None: 10 %.
+        thresholds: ``calibrated``: on text like what is served, so that the budget holds there; ``shipped``: those
+            stored with the router, for the shares that it has; else the path of a file that task=calibrate wrote, whose
+            share then is the budget.
+
+    Raises:
+        ValueError: a file that is missing, damaged or of another kind, thresholds of another router, or a share without
+            a stored threshold.
+    """
+
+    kind: ClassVar[Kind]
+
+    def __init__(
+        self,
+        path: str = SHIPPED,
+        budget: Budget | None = None,
+        thresholds: str = CALIBRATED,
+    ) -> None:
+        self.path = str(path)
+        self.budget = budget or Budget(high_frac=0.1)
+        self.thresholds_from = str(thresholds)
+        self._thresholds = Thresholds()
+        self._use(read_artifact(self._first_path(), self.kind))
+
+    @property
+    def options(self) -> dict[str, object]:
+        """The trained router by its content, the budget and the thresholds; where files lie does not matter."""
+        return {
+            "artifact": self._artifact_version,
+            "budget": {"high_frac": self.budget.high_frac},
+            "thresholds_from": self.thresholds_from,
+            "thresholds": {phase.name: value for phase, value in self.thresholds.items()},
+        }
+
+    @property
+    def thresholds(self) -> dict[Phase, float]:
+        """The threshold per phase; empty before calibration."""
+        return self._thresholds.values
+
+    @property
+    def needs_calibration(self) -> bool:
+        """True until there are thresholds."""
+        return not self.thresholds
+
+    def use_for(self, *, model: str, model_hash: str, low: str | None) -> None:
+        """See Router. The shipped router of the low path takes the place of another shipped one.
+
+        Raises:
+            ValueError: trained for another model or low path; or calibrated with another shipped router's scores.
+        """
+        if self.path == SHIPPED and low is not None and low != self.artifact.trained_for.executor:
+            paths = shipped(self.kind)
+            if low in paths:
+                self._switch(read_artifact(paths[low], self.kind))
+        _check_fits(self.artifact, self.name, model=model, model_hash=model_hash, low=low)
+
+    def calibrate(self, inputs: Sequence[RouteInput]) -> None:
+        """Sets the threshold of each phase that ``inputs`` hold."""
+        if not any(len(part) for part in inputs):
+            raise ValueError("cannot calibrate on no tokens: give typical tokens of both phases")
+        assert self.budget.high_frac is not None
+        score_T = torch.cat([self._ranked(part) for part in inputs])
+        phase_T = torch.cat([part.phase_T for part in inputs])
+        phases = [Phase(value) for value in phase_T.unique().tolist()]
+        self._thresholds.calibrate(
+            self.budget.high_frac, {phase: score_T[phase_T == phase] for phase in phases}
+        )
+
+    def set_budget(self, budget: Budget) -> None:
+        """Another share of high tokens; its thresholds are to be calibrated.
+
+        Args:
+            budget: with a share.
+        """
+        self.budget, self.thresholds_from = budget, CALIBRATED
+        self._thresholds = Thresholds()
+
+    @abstractmethod
+    def score(self, inputs: RouteInput) -> Tensor:
+        """The learned need of the high path, float32 [T]; its scale is the router's own."""
+
+    def route(self, inputs: RouteInput) -> RoutingDecision:
+        """High where the score reaches the threshold."""
+        score_T = self._ranked(inputs)
+        route_T = (~self._thresholds.is_over(score_T, inputs.phase_T)).long()  # HIGH is 0
+        return RoutingDecision(route_T=route_T, score_T=score_T, reason_T=route_T, reasons=_REASONS)
+
+    @abstractmethod
+    def load(self, artifact: Artifact) -> None:
+        """Gets ready to score with ``artifact``."""
+
+    def _ranked(self, inputs: RouteInput) -> Tensor:
+        """The score, without ties within a request."""
+        return self.score(inputs) - inputs.positions_T * TIE_BREAK
+
+    def _first_path(self) -> Path | str:
+        """The file to begin with: the given one, or the first shipped one until the low path is known."""
+        if self.path != SHIPPED:
+            return self.path
+        paths = shipped(self.kind)
+        if not paths:
+            raise ValueError(
+                f"no trained router of kind {self.kind} is shipped: {TRAIN}, and give router.path"
+            )
+        return next(iter(paths.values()))
+
+    def _switch(self, artifact: Artifact) -> None:
+        if self.thresholds and self.thresholds_from == CALIBRATED:
+            raise ValueError(
+                f"router {self.name} was calibrated with the scores for {self.artifact.trained_for.executor} and "
+                "is now "
+                f"used for {artifact.trained_for.executor}: make a new router, and calibrate it after use_for"
+            )
+        assert artifact.bins.names == self.features, (
+            "shipped routers of a kind share their features"
+        )
+        self._use(artifact)
+
+    def _use(self, artifact: Artifact) -> None:
+        self.artifact = artifact
+        self._artifact_version = artifact.version
+        self.features = artifact.bins.names
+        self.load(artifact)
+        if self.thresholds_from == CALIBRATED:
+            if self.budget.high_frac is None:
+                raise ValueError(
+                    f"router {self.name} needs a share to route high: set router.budget.high_frac, 0 to 1, or "
+                    "router.thresholds to a file of task=calibrate"
+                )
+        elif self.thresholds_from == SHIPPED:
+            self._thresholds.set(_stored(artifact, self.budget.high_frac))
+        else:
+            self._thresholds.set(read_thresholds(self.thresholds_from, artifact))
+
+
+def write_thresholds(
+    path: Path, artifact: Artifact, values: Mapping[Phase, float], about: Mapping[str, Any]
+) -> None:
+    """Stores thresholds for ``artifact`` as ``router.thresholds`` takes them.
+
+    Args:
+        path: of the json file.
+        artifact: whose scores they belong to.
+        values: by phase.
+        about: where they come from: plain values that no router reads.
+    """
+    content = {
+        "format": THRESHOLDS_FORMAT,
+        "artifact": artifact.version,
+        "thresholds": {phase.name.lower(): value for phase, value in values.items()},
+        "about": about,
+    }
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def read_thresholds(path: Path | str, artifact: Artifact) -> dict[Phase, float]:
+    """The thresholds in a file of ``write_thresholds``.
+
+    Raises:
+        ValueError: no such file, another kind of file, or thresholds of another trained router.
+    """
+    again = "write one with `python run.py task=calibrate`, or choose router.thresholds=calibrated"
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        if content["format"] != THRESHOLDS_FORMAT:
+            raise KeyError("format")
+        found = {Phase[name.upper()]: float(v) for name, v in content["thresholds"].items()}
+    except OSError as error:
+        raise ValueError(
+            f"router.thresholds={path} cannot be read ({error.strerror}): {again}"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"router.thresholds={path} is no file of thresholds ({error}): {again}"
+        ) from None
+    if content["artifact"] != artifact.version:
+        raise ValueError(
+            f"router.thresholds={path} belongs to the trained router {content['artifact']}, and this one is "
+            f"{artifact.version}: {again}"
+        )
+    return found
+
+
+def _stored(artifact: Artifact, high_frac: float | None) -> dict[Phase, float]:
+    """The thresholds that come with ``artifact`` for a share."""
+    shares = {float(share): by_phase for share, by_phase in artifact.thresholds.items()}
+    if high_frac not in shares:
+        raise ValueError(
+            f"no threshold for router.budget.high_frac={high_frac} is stored with the trained router; stored: "
+            f"{', '.join(artifact.thresholds) or 'none'}: choose one of these, or router.thresholds=calibrated"
+        )
+    return {Phase[name.upper()]: value for name, value in shares[high_frac].items()}
+
+
+def _check_fits(
+    artifact: Artifact, name: str, *, model: str, model_hash: str, low: str | None
+) -> None:
+    known, path = artifact.trained_for, f"router={name} router.path=<its file>"
+    if model_hash != known.model_hash:
+        raise ValueError(
+            f"router {name} was trained for the model {known.model} ({known.model_hash}), and this is {model} "
+            f"({model_hash}): {TRAIN} model=... executor=..., and use it by {path}"
+        )
+    if low is not None and low != known.executor:
+        raise ValueError(
+            f"router {name} was trained for the low path {known.executor!r}, and this pool has {low!r}: choose an "
+            "executor "
+            f"whose low path it is, or {TRAIN} executor=..., and use it by {path}"
+        )

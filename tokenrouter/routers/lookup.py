@@ -1,0 +1,115 @@
+"""A learned score made of look-ups: every feature falls into a bin, every bin has a row of numbers, rows are added.
+
+The same functions serve in training and in routing, so that a score is what was trained. A token's score is the same
+to the bit in any batch: look-ups, sums in a fixed order, no matrix products.
+
+Shape letters: T tokens, F features, E edges of a feature (the longest list), I known ids, K rows of the table, H hidden
+units, P phases.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tokenrouter.types import Phase
+
+NUM_PHASES = len(Phase)
+
+
+@dataclass(frozen=True, slots=True)
+class Bins:
+    """Which rows of the table belong to a token.
+
+    Attributes:
+        names: of the features, in the order of the columns.
+        edges: per feature ascending values: a value belongs to the bin of as many edges as it exceeds.
+        ids: ascending token ids that have a row of their own; all others share one.
+    """
+
+    names: tuple[str, ...]
+    edges: tuple[tuple[float, ...], ...]
+    ids: tuple[int, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """K: the bins of all features, then one row per known id, then one for the others."""
+        return sum(len(edges) + 1 for edges in self.edges) + len(self.ids) + 1
+
+    @property
+    def first_id_row(self) -> int:
+        """Where the rows of ids begin."""
+        return self.num_rows - len(self.ids) - 1
+
+    def row_names(self) -> list[str]:
+        """Per row the feature that it belongs to; ``id`` for those of ids."""
+        per_bin = [[name] * (len(e) + 1) for name, e in zip(self.names, self.edges, strict=True)]
+        return [name for part in per_bin for name in part] + ["id"] * (len(self.ids) + 1)
+
+
+class RowFinder:
+    """From features and ids to rows of the table.
+
+    Args:
+        bins: what belongs where.
+    """
+
+    def __init__(self, bins: Bins) -> None:
+        counts = [len(edges) for edges in bins.edges]
+        self._edges_FE = torch.full((len(counts), max(counts, default=0)), float("inf"))
+        for feature, edges in enumerate(bins.edges):
+            self._edges_FE[feature, : len(edges)] = torch.tensor(edges)
+        starts = torch.tensor([0, *(count + 1 for count in counts)]).cumsum(0)
+        self._start_F1 = starts[:-1, None]
+        largest = bins.ids[-1] if bins.ids else -1
+        self._row_I = torch.full((largest + 2,), bins.num_rows - 1)
+        self._row_I[list(bins.ids)] = torch.arange(len(bins.ids)) + bins.first_id_row
+
+    def __call__(self, values_TF: Tensor, ids_T: Tensor) -> Tensor:
+        """Rows of each token, int64 ``[T, F + 1]``: one per feature, one of its id.
+
+        Args:
+            values_TF: float32, the features in the order of the bins' names.
+            ids_T: int64.
+        """
+        row_FT = torch.searchsorted(self._edges_FE, values_TF.t().contiguous())
+        row_FT += self._start_F1
+        id_T = self._row_I[ids_T.clamp(max=len(self._row_I) - 1)]
+        return torch.cat([row_FT, id_T[None]]).t().contiguous()
+
+
+def score_rows(table_KC: Tensor, head_PH: Tensor, rows_TN: Tensor, phase_T: Tensor) -> Tensor:
+    """Scores of tokens, float32 ``[T]``.
+
+    Args:
+        table_KC: float32 ``[K, H + P]``: what a row adds to the hidden units and, directly, to the score of each phase.
+        head_PH: float32, what each hidden unit weighs in each phase; without hidden units the score is additive.
+        rows_TN: of each token.
+        phase_T: int64.
+    """
+    sum_TC = F.embedding_bag(rows_TN, table_KC, mode="sum")
+    hidden = head_PH.shape[1]
+    score_T = sum_TC[:, hidden:].gather(1, phase_T[:, None]).squeeze(1)
+    if not hidden:
+        return score_T
+    return score_T + (sum_TC[:, :hidden].relu() * head_PH[phase_T]).sum(1)
+
+
+def check_tensors(bins: Bins, tensors: Mapping[str, Tensor], *, hidden: int) -> str | None:
+    """What is wrong with the tensors of a scorer; None where nothing is."""
+    wanted: dict[str, Sequence[int]] = {
+        "table": (bins.num_rows, hidden + NUM_PHASES),
+        "head": (NUM_PHASES, hidden),
+    }
+    for name, shape in wanted.items():
+        if name not in tensors:
+            return f"tensor {name} is missing"
+        if tuple(tensors[name].shape) != tuple(shape):
+            return (
+                f"tensor {name} has shape {list(tensors[name].shape)} and should have {list(shape)}"
+            )
+        if not bool(tensors[name].isfinite().all()):
+            return f"tensor {name} holds values that are not finite"
+    return None
