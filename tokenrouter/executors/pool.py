@@ -65,6 +65,12 @@ class ExecutorPool:
         )
 
     @property
+    def low_name(self) -> str | None:
+        """Name of the low path's executor; None without a low path."""
+        low = self.executors.get("low")
+        return low.name if low is not None else None
+
+    @property
     def description(self) -> str:
         """For tables and provenance: ``high=full, low=int8, lm_head=high``, by the executors' versions."""
         paths = [f"{path}={executor.version}" for path, executor in self.executors.items()]

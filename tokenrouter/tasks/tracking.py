@@ -66,6 +66,11 @@ class WandbRun(TrackedRun):
         self._lost: list[str] = []
         self._error: Exception | None = None
 
+    @property
+    def experiment(self) -> Any:
+        """The run of ``wandb.init``, for libraries that log to it themselves."""
+        return self._run
+
     def log_metrics(self, metrics: Mapping[str, Any]) -> None:
         """See TrackedRun."""
         values = {

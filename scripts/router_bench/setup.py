@@ -1,0 +1,163 @@
+"""Everything that is built before anything is measured: texts, both paths in float32, trained routers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from tokenrouter.evaluation.held_out import HeldOutWindows
+from tokenrouter.executors import POOLS
+from tokenrouter.features import TokenTypeTable
+from tokenrouter.models import LoadedModel
+from tokenrouter.routers import LinearRouter, MLPRouter, Router, RuleRouter, TreesRouter
+from tokenrouter.routers.artifact import PRETRAINED, Kind, read_artifact
+from tokenrouter.routers.budget import Budget
+from tokenrouter.training.gradients import DifferentiableDecoder
+from tokenrouter.training.low_path import low_path
+from tokenrouter.workloads import calibration_documents, evaluation_documents, windows
+
+from .sizes import Sizes
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+TEXTS = tuple(sorted(path.stem for path in (CONF / "data").glob("*.yaml")))
+LOCAL_TEXTS = ("wikitext2", "code_python", "c4_web")
+PLAIN, SMOOTH = "int8", "int8_smooth"
+EXECUTORS = (PLAIN, SMOOTH)
+LEARNED = {"mlp": MLPRouter, "linear": LinearRouter, "trees": TreesRouter}
+Trained = Mapping[str, Mapping[str, Path]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    """Held-out text.
+
+    Attributes:
+        name: of its source.
+        windows: token ids, of equal length, each a prompt.
+        held_out: the side on which thresholds are set.
+    """
+
+    name: str
+    windows: list[list[int]]
+    held_out: HeldOutWindows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bench:
+    """What is measured.
+
+    Attributes:
+        model: in float32.
+        executor: whose low path the routers are judged on.
+        decoders: of both low paths, by executor.
+        trained: files of trained routers by executor and kind; there is an mlp for ``executor``.
+        texts: to measure KL on.
+    """
+
+    sizes: Sizes
+    model: LoadedModel
+    types: TokenTypeTable
+    executor: str
+    decoders: Mapping[str, DifferentiableDecoder]
+    trained: Trained
+    texts: Sequence[Text]
+
+    def learned(self, kind: str, executor: str, share: float) -> Router:
+        """A trained router without thresholds; raises ValueError where it was trained for another model."""
+        path = str(self.trained[executor][kind])
+        router: Router = LEARNED[kind](path=path, budget=Budget(high_frac=share))
+        router.use_for(model=self.model.name, model_hash=self.model.model_hash, low=executor)
+        return router
+
+    def scored(self, share: float) -> dict[str, Router]:
+        """Rule and all trained routers, without thresholds."""
+        learned = {
+            kind: self.learned(kind, self.executor, share) for kind in self.trained[self.executor]
+        }
+        return {"rule": RuleRouter(budget=Budget(high_frac=share)), **learned}
+
+
+def build(
+    model: LoadedModel,
+    sizes: Sizes,
+    *,
+    executor: str,
+    texts: Sequence[str],
+    data_dir: str | None,
+    routers: Path | None = None,
+) -> Bench:
+    """Reads the texts and packs both low paths.
+
+    Args:
+        model: in float32.
+        sizes: how much is run.
+        executor: whose low path the routers are judged on.
+        texts: names of ``conf/data``.
+        data_dir: folder of local sets.
+        routers: folder of trained routers; None: those that come with the package.
+
+    Raises:
+        ValueError: a text is missing or too short, or there is no mlp for the executor.
+    """
+    trained = trained_in(routers or PRETRAINED)
+    if "mlp" not in trained.get(executor, {}):
+        raise ValueError(
+            f"no trained mlp for executor {executor} in {routers or 'the package'}: train one with `python run.py "
+            f"task=train_router executor={executor}`, and give its folder with --routers"
+        )
+    return Bench(
+        sizes=sizes,
+        model=model,
+        types=TokenTypeTable.from_tokenizer(model.tokenizer, model.config.vocab_size),
+        executor=executor,
+        decoders={
+            name: DifferentiableDecoder(model, low_path(POOLS[name], model)) for name in EXECUTORS
+        },
+        trained=trained,
+        texts=[load_text(name, data_dir, model.tokenizer, sizes) for name in texts],
+    )
+
+
+def trained_in(folder: Path) -> dict[str, dict[str, Path]]:
+    """The trained routers of a folder, by the executor whose low path they were trained for and by kind.
+
+    Raises:
+        ValueError: a damaged file, or two routers of one kind for one executor.
+    """
+    found: dict[str, dict[str, Path]] = {}
+    for kind in get_args(Kind):
+        for path in sorted(folder.glob(f"*_{kind}.json")):
+            executor = read_artifact(path, kind).trained_for.executor
+            of_executor = found.setdefault(executor, {})
+            if kind in of_executor:
+                raise ValueError(
+                    f"{folder} has two routers of kind {kind} for executor {executor} ({of_executor[kind].name}, "
+                    f"{path.name}): leave one"
+                )
+            of_executor[kind] = path
+    return found
+
+
+def load_text(name: str, data_dir: str | None, tokenizer: Any, sizes: Sizes) -> Text:
+    """Windows of the evaluation side, spread evenly, shorter ones where either side of the text is short.
+
+    Raises:
+        ValueError: the text is missing, or has fewer tokens than windows.
+    """
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    config = OmegaConf.load(CONF / "data" / f"{name}.yaml")
+    documents = instantiate(
+        OmegaConf.create({"paths": {"data_dir": data_dir}, "data": config}).data
+    ).documents()
+    evaluated = list(encode("\n\n".join(evaluation_documents(documents))))
+    calibrated = list(encode("\n\n".join(calibration_documents(documents))))
+    length = min(sizes.window_tokens, len(evaluated) // sizes.windows, len(calibrated))
+    return Text(
+        name=name,
+        windows=windows(evaluated, length, sizes.windows),
+        held_out=HeldOutWindows(text_ids=calibrated, window_tokens=length, decode_tokens=0),
+    )

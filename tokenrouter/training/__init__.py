@@ -1,0 +1,1 @@
+"""Labels, data sets and training of learned routers."""

@@ -1,0 +1,249 @@
+"""Trains a router of any kind: the same data, the same validation, one artifact.
+
+N tokens.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import lightning
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import Logger
+from torch import Tensor
+
+from tokenrouter.routers.artifact import Kind
+from tokenrouter.routers.lookup import score_rows
+from tokenrouter.routers.trees import import_lightgbm
+from tokenrouter.training.losses import LOSSES, LossName, mean_gain
+from tokenrouter.training.router_data import Examples, RouterData
+from tokenrouter.training.router_module import MONITORED, RouterModule
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainOptions:
+    """``conf/trainer``.
+
+    Attributes:
+        kind: of router: mlp, linear or trees.
+        features: names, of those in the data set.
+        loss: regression, ranking or bce_top_share; trees always learn by regression.
+        hidden: units of the mlp's hidden layer.
+        max_epochs: passes over the training tokens; of trees: how many there are at most.
+        patience: epochs without a better validation gain before training stops; of trees: rounds.
+        batch_size: tokens.
+        learning_rate: of Adam; of trees: their shrinkage.
+        shrinkage, id_shrinkage: see RouterModule.
+        min_id_count: ids that occur less often in training share one row.
+        num_leaves: of a tree.
+        fast_dev_run: one batch of training and of validation, to see that it runs.
+
+    Raises:
+        ValueError: an unknown kind or loss, or a number out of range.
+    """
+
+    kind: Kind
+    features: Sequence[str] | None = None
+    loss: LossName = "regression"
+    hidden: int = 16
+    max_epochs: int = 40
+    patience: int = 8
+    batch_size: int = 1024
+    learning_rate: float = 0.02
+    shrinkage: float = 1.0
+    id_shrinkage: float = 10.0
+    min_id_count: int = 2
+    num_leaves: int = 16
+    fast_dev_run: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"trainer.kind={self.kind!r}; kinds: {', '.join(get_args(Kind))}")
+        if self.loss not in LOSSES:
+            raise ValueError(f"trainer.loss={self.loss!r}; losses: {', '.join(LOSSES)}")
+        for name in ("max_epochs", "patience", "batch_size", "min_id_count", "hidden"):
+            if type(value := getattr(self, name)) is not int or value < 1:
+                raise ValueError(f"trainer.{name}={value!r} must be an integer of at least 1")
+        if type(self.num_leaves) is not int or self.num_leaves < 2:
+            raise ValueError(
+                f"trainer.num_leaves={self.num_leaves!r} must be an integer of at least 2"
+            )
+        for name in ("learning_rate", "shrinkage", "id_shrinkage"):
+            if not 0 <= (value := getattr(self, name)) < float("inf"):
+                raise ValueError(f"trainer.{name}={value!r} must be a number of at least 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """What training gives.
+
+    Attributes:
+        kind: of router.
+        tensors: of tables.
+        text: of trees.
+        score_train_N, score_valid_N: float32 scores of the data set's tokens.
+    """
+
+    kind: Kind
+    tensors: dict[str, Tensor]
+    text: str
+    score_train_N: Tensor
+    score_valid_N: Tensor
+
+
+def train(
+    data: RouterData,
+    options: TrainOptions,
+    *,
+    folder: Path,
+    loggers: Sequence[Logger] = (),
+    seed: int = 0,
+) -> Trained:
+    """Trains a router on ``data``, stopping where validation does not get better.
+
+    Args:
+        data: to learn from and to stop by.
+        options: what and how.
+        folder: gets ``checkpoints``.
+        loggers: of losses and validation quality; not of trees, which take none.
+        seed: of weights and batches. Equal seeds give equal routers.
+
+    Raises:
+        ValueError: trees without lightgbm.
+    """
+    if options.kind == "trees":
+        return _train_trees(data, options, seed)
+    module = _module(data, options, seed)
+    best = ModelCheckpoint(
+        dirpath=folder / "checkpoints",
+        filename="epoch-{epoch:03d}",
+        auto_insert_metric_name=False,  # a name with "=" cannot be given to Hydra
+        monitor=MONITORED,
+        mode="max",
+    )
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=options.max_epochs,
+        callbacks=[EarlyStopping(MONITORED, mode="max", patience=options.patience), best],
+        logger=list(loggers),
+        enable_progress_bar=sys.stderr.isatty(),
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        fast_dev_run=options.fast_dev_run,
+        log_every_n_steps=1,
+        deterministic=True,
+        default_root_dir=folder,
+    )
+    trainer.fit(module, datamodule=data)
+    if best.best_model_path:
+        load_checkpoint(module, Path(best.best_model_path))
+    tensors = {"table": module.table.detach(), "head": module.head.detach()}
+
+    def score(examples: Examples) -> Tensor:
+        rows_NR = data.rows(examples)
+        return score_rows(tensors["table"], tensors["head"], rows_NR, examples.phase_N)
+
+    return Trained(
+        kind=options.kind,
+        tensors=tensors,
+        text="",
+        score_train_N=score(data.train),
+        score_valid_N=score(data.valid),
+    )
+
+
+def load_checkpoint(module: RouterModule, path: Path) -> None:
+    """Puts a checkpoint's weights into ``module``: plain tensors, so that nothing in the file can run code.
+
+    Raises:
+        ValueError: a file that is damaged or of another router.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+        module.load_state_dict(state)
+    except Exception as error:  # pickle, zip and torch each have their own
+        raise ValueError(
+            f"checkpoint {path} cannot be used ({type(error).__name__}: {error}): it is damaged or of another "
+            "training; "
+            "train again"
+        ) from error
+
+
+def _module(data: RouterData, options: TrainOptions, seed: int) -> RouterModule:
+    return RouterModule(
+        num_rows=data.bins.num_rows,
+        first_id_row=data.bins.first_id_row,
+        hidden=options.hidden if options.kind == "mlp" else 0,
+        loss=options.loss,
+        cut_S=data.cut_S,
+        learning_rate=options.learning_rate,
+        shrinkage=options.shrinkage,
+        id_shrinkage=options.id_shrinkage,
+        seed=seed,
+        num_tokens=len(data.train),
+    )
+
+
+def _train_trees(data: RouterData, options: TrainOptions, seed: int) -> Trained:
+    """By Poisson regression on the label, as LightGBM has it; stopped by the validation gain."""
+    lightgbm = import_lightgbm()
+    valid_label_N = data.valid.label_N
+
+    def gain(score: Any, _: Any) -> tuple[str, float, bool]:
+        return (
+            MONITORED,
+            mean_gain(torch.from_numpy(np.asarray(score)).float(), valid_label_N),
+            True,
+        )
+
+    classes = [name for name in data.features if name.endswith("token_type")]
+    train_set = lightgbm.Dataset(
+        data.train.values_NF.numpy(),
+        label=(data.train.label_N / data.mean_label).numpy(),
+        feature_name=list(data.features),
+        categorical_feature=classes,
+    )
+    valid_set = train_set.create_valid(
+        data.valid.values_NF.numpy(), label=(valid_label_N / data.mean_label).numpy()
+    )
+    parameters = {
+        "objective": "poisson",
+        "metric": "none",
+        "num_leaves": options.num_leaves,
+        "learning_rate": options.learning_rate,
+        "min_data_in_leaf": 20,
+        "lambda_l2": options.shrinkage,
+        "seed": seed,
+        "deterministic": True,
+        "force_row_wise": True,
+        "num_threads": torch.get_num_threads(),
+        "verbosity": -1,
+    }
+    booster = lightgbm.train(
+        parameters,
+        train_set,
+        num_boost_round=1 if options.fast_dev_run else options.max_epochs,
+        valid_sets=[valid_set],
+        feval=gain,
+        callbacks=[lightgbm.early_stopping(options.patience, verbose=False)],
+    )
+    text = booster.model_to_string(num_iteration=booster.best_iteration)
+
+    def score(examples: Examples) -> Tensor:
+        raw = booster.predict(
+            examples.values_NF.numpy(), raw_score=True, num_iteration=booster.best_iteration
+        )
+        return torch.from_numpy(raw).float()
+
+    return Trained(
+        kind="trees",
+        tensors={},
+        text=text,
+        score_train_N=score(data.train),
+        score_valid_N=score(data.valid),
+    )

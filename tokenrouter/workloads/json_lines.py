@@ -1,0 +1,65 @@
+"""Text in JSON lines: a document per line, in one of its fields."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenrouter.workloads.text import DATA_DIR_HELP
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JsonLines:
+    """JSON lines in the folder of local data sets.
+
+    Args:
+        data_dir: that folder; None where it was not set.
+        folder: the set's folder in it.
+        pattern: which files of the set.
+        field: the field that holds the text.
+    """
+
+    name: str
+    data_dir: str | None
+    folder: str
+    pattern: str = "*.jsonl"
+    field: str = "text"
+
+    def documents(self) -> list[str]:
+        """The documents, file by file in the order of their names; blank lines and blank texts are left out.
+
+        Raises:
+            ValueError: no folder of local sets, nothing in it that fits, or a line without the field.
+        """
+        if not self.data_dir:
+            raise ValueError(
+                f"data {self.name!r} needs a folder of local data sets: {DATA_DIR_HELP}"
+            )
+        folder = Path(self.data_dir).expanduser() / self.folder
+        files = sorted(folder.glob(self.pattern))
+        if not files:
+            raise ValueError(
+                f"data {self.name!r}: no file {self.pattern} in {folder}; {DATA_DIR_HELP}"
+            )
+        texts = [
+            self._text(line, file, number)
+            for file in files
+            for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1)
+            if line.strip()
+        ]
+        return [text for text in texts if text.strip()]
+
+    def _text(self, line: str, file: Path, number: int) -> str:
+        try:
+            row: Any = json.loads(line)
+        except ValueError as error:
+            raise ValueError(
+                f"data {self.name!r}: line {number} of {file} is no JSON ({error})"
+            ) from error
+        text = row.get(self.field) if isinstance(row, dict) else None
+        if not isinstance(text, str):
+            found = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
+            raise ValueError(
+                f"data {self.name!r}: line {number} of {file} has no text in the field {self.field!r}; it has: {found}"
+            )
+        return text
