@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import pytest
@@ -17,72 +16,30 @@ from omegaconf import DictConfig, OmegaConf
 from torch.testing import assert_close
 
 from tests.contracts.drawn_signals import DrawnSignals
-from tokenrouter.features import FEATURES, FeatureExtractor, TokenTypeTable, sequence_batch
+from tests.contracts.router_inputs import (
+    NUM_TAILS,
+    TABLE,
+    another_tail,
+    concat,
+    label_file,
+    rows_of,
+    sequences,
+)
+from tokenrouter.features import FEATURES, FeatureExtractor, sequence_batch
 from tokenrouter.routers import RequestLevelRouter, Router
 from tokenrouter.routers.artifact import Kind, shipped
-from tokenrouter.routers.oracle import save_labels
 from tokenrouter.types import Phase, RouteInput, RoutingDecision, TokenBatch
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 NAMES = sorted(path.stem for path in (CONF / "router").glob("*.yaml"))
 NUM_LAYERS = 30
-NUM_TAILS = 8
-KINDS = [None, "\n", "7", ".", " the", " ==", " Paris", "The", " river", "ing"]
-VOCAB_SIZE = 60
-TABLE = TokenTypeTable.from_texts([KINDS[i % len(KINDS)] for i in range(VOCAB_SIZE)])
 SIGNALS = DrawnSignals(1, TABLE)
-
-
-@cache
-def sequences() -> list[TokenBatch]:
-    """Requests of several lengths; one is all prompt, one has a prompt of one token."""
-    generator = torch.Generator().manual_seed(3)
-    shapes = {7: (1, 1), 2: (40, 1), 9: (33, 33), 0: (80, 50), 4: (25, 12), 5: (64, 20)}
-    return [
-        sequence_batch(
-            torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist(),
-            prompt_len=prompt_len,
-            row=row,
-        )
-        for row, (length, prompt_len) in shapes.items()
-    ]
-
-
-FOLDER = TemporaryDirectory(prefix="labels-")
 
 
 def config(name: str, *overrides: str) -> DictConfig:
     needed = [f"router.path={label_file(0)}"] if name == "oracle" else []
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose(overrides=[f"+router={name}", *needed, *overrides]).router
-
-
-@cache
-def label_file(seed: int) -> str:
-    """Labels, drawn with ``seed``, of every sequence that a test of the contract asks about."""
-    ids = [batch.ids_T.tolist() for batch in sequences()]
-    ids += [another_tail(ids[3], keep, tail) for keep in range(1, 80) for tail in range(NUM_TAILS)]
-    known: dict[int, torch.Tensor] = {}
-    generator = torch.Generator().manual_seed(seed)
-    labels = []
-    for hash_T in (sequence_batch(one).prefix_hash_T for one in ids):
-        drawn_T = torch.rand(len(hash_T), generator=generator)
-        labels.append(
-            torch.stack(
-                [known.setdefault(h, x) for h, x in zip(hash_T.tolist(), drawn_T, strict=True)]
-            )
-        )
-    path = Path(FOLDER.name) / f"{seed}.safetensors"
-    save_labels(path, ids, labels, label="drawn")
-    return str(path)
-
-
-def another_tail(ids: list[int], keep: int, seed: int) -> list[int]:
-    """``ids`` with others behind the first ``keep``."""
-    generator = torch.Generator().manual_seed(seed)
-    return (
-        ids[:keep] + torch.randint(0, VOCAB_SIZE, (len(ids) - keep,), generator=generator).tolist()
-    )
 
 
 def with_budgets(names: list[str]) -> list[tuple[str, tuple[str, ...]]]:
@@ -104,11 +61,6 @@ every_router = pytest.mark.parametrize(
     ("name", "overrides"), CASES, ids=[" ".join((name, *more)) for name, more in CASES]
 )
 few_examples = settings(max_examples=25, deadline=None)
-
-
-def concat(batches: list[TokenBatch]) -> TokenBatch:
-    columns = TokenBatch.__slots__
-    return TokenBatch(**{c: torch.cat([getattr(batch, c) for batch in batches]) for c in columns})
 
 
 def make(name: str, overrides: tuple[str, ...] = ()) -> Router:
@@ -146,15 +98,6 @@ def assert_same(a: RoutingDecision, b: RoutingDecision) -> None:
     assert torch.equal(a.reason_T, b.reason_T)
     assert_close(a.score_T, b.score_T, rtol=0, atol=0, equal_nan=True)
     assert a.reasons == b.reasons
-
-
-def rows_of(decision: RoutingDecision, index_T: torch.Tensor) -> RoutingDecision:
-    return RoutingDecision(
-        route_T=decision.route_T[index_T],
-        score_T=decision.score_T[index_T],
-        reason_T=decision.reason_T[index_T],
-        reasons=decision.reasons,
-    )
 
 
 def test_the_group_is_there() -> None:
