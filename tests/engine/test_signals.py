@@ -115,7 +115,7 @@ def test_aborts_leave_nothing_to_the_next() -> None:
     assert check(router, list(last.values())) > 3 * 8, "aborted ones too"
 
 
-@pytest.mark.parametrize("part", ["runner.run", "live.sample", "live.accept"])
+@pytest.mark.parametrize("part", ["runner.run", "live.sample"])
 def test_a_step_that_is_tried_again(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers written by a step that counts as not done, or lost by it."""
     llm, router = recording()
