@@ -201,6 +201,20 @@ class RoutingDecision:
             reasons=(reason,),
         )
 
+    def among(self, index_N: Tensor, num_tokens: int, reason: str) -> "RoutingDecision":
+        """This answer, which is that of the tokens at ``index_N`` (int64), as one for all ``num_tokens``.
+
+        The others take route 0 without a score, for ``reason``.
+        """
+        whole = RoutingDecision.constant(0, num_tokens, reason, self.route_T.device)
+        others_T = whole.reason_T + len(self.reasons)
+        return RoutingDecision(
+            route_T=whole.route_T.index_copy(0, index_N, self.route_T),
+            score_T=whole.score_T.index_copy(0, index_N, self.score_T),
+            reason_T=others_T.index_copy(0, index_N, self.reason_T),
+            reasons=(*self.reasons, reason),
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepFeedback:

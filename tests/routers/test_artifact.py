@@ -136,7 +136,7 @@ def test_writing_that_fails_leaves_what_was_there(
     def full(*_: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("tokenrouter.routers.artifact.os.replace", full)
+    monkeypatch.setattr("tokenrouter.files.os.replace", full)
     with pytest.raises(OSError, match="no space"):
         write_artifact(drawn_artifact(seed=1), path)
     assert read_artifact(path, "mlp").version == drawn_artifact().version

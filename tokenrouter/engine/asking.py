@@ -3,6 +3,8 @@
 T tokens of a step, N those of them that are decided in it, C chunks, A tokens ahead.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -54,14 +56,7 @@ def with_repeats(
         route_N: of all.
     """
     asked = torch.from_numpy(np.flatnonzero(~repeats_N))
-    blank = RoutingDecision.constant(0, len(repeats_N), REPEATED)
-    repeats_reason_N = blank.reason_T + len(answer.reasons)
-    return RoutingDecision(
-        route_T=torch.from_numpy(route_N),
-        score_T=blank.score_T.index_copy(0, asked, answer.score_T),
-        reason_T=repeats_reason_N.index_copy(0, asked, answer.reason_T),
-        reasons=(*answer.reasons, REPEATED),
-    )
+    return replace(answer.among(asked, len(repeats_N), REPEATED), route_T=torch.from_numpy(route_N))
 
 
 def tokens_ahead(step: PackedStep, block: int) -> TokenBatch | None:

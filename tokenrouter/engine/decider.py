@@ -116,22 +116,19 @@ class Decider:
             return RoutingDecision.constant(0, 0, UNASKED)
         if (block := self._router.look_ahead) and (ahead := tokens_ahead(step, block)) is not None:
             self._router.prepare(self._extract(ahead))
-        per_request = self._router.level == "request"
-        batch = step.batch if fresh_T.all() else _select(step.batch, fresh_T)
-        if self._router.phases >= set(Phase):
-            return _spread(step, fresh_T) if per_request else self._ask(self._extract(batch))
-        is_asked_N = np.isin(batch.phase_T.numpy(), list(self._router.phases))
-        if per_request:
-            answer = _spread(step, fresh_T)
+        router, asked_T = self._router, fresh_T
+        decides_all = router.phases >= set(Phase)
+        if not decides_all:
+            asked_T = fresh_T & np.isin(step.batch.phase_T.numpy(), list(router.phases))
+        if router.level == "request":
+            answer = _spread(step, asked_T)
         else:
-            answer = _scatter(self._ask(self._extract(_select(batch, is_asked_N))), is_asked_N)
-        unasked_N = torch.from_numpy(~is_asked_N)
-        return RoutingDecision(
-            route_T=answer.route_T.masked_fill(unasked_N, 0),
-            score_T=answer.score_T.masked_fill(unasked_N, float("nan")),
-            reason_T=answer.reason_T.masked_fill(unasked_N, len(answer.reasons)),
-            reasons=(*answer.reasons, UNASKED),
-        )
+            batch = step.batch if asked_T.all() else _select(step.batch, asked_T)
+            answer = self._ask(self._extract(batch))
+        if decides_all:
+            return answer
+        asked_N = asked_T[fresh_T]
+        return answer.among(torch.from_numpy(np.flatnonzero(asked_N)), len(asked_N), UNASKED)
 
     def _ask(self, inputs: RouteInput) -> RoutingDecision:
         """The router's answer, checked."""
@@ -169,20 +166,8 @@ def _select(batch: TokenBatch, is_wanted_T: NDArray[np.bool_]) -> TokenBatch:
     return batch.select(torch.from_numpy(np.flatnonzero(is_wanted_T)))
 
 
-def _scatter(answer: RoutingDecision, is_asked_N: NDArray[np.bool_]) -> RoutingDecision:
-    """The answer for the asked among N tokens, as one for all N."""
-    index = torch.from_numpy(np.flatnonzero(is_asked_N))
-    whole = RoutingDecision.constant(0, len(is_asked_N), UNASKED)
-    return RoutingDecision(
-        route_T=whole.route_T.index_copy(0, index, answer.route_T),
-        score_T=whole.score_T.index_copy(0, index, answer.score_T),
-        reason_T=whole.reason_T.index_copy(0, index, answer.reason_T),
-        reasons=answer.reasons,
-    )
-
-
-def _spread(step: PackedStep, fresh_T: NDArray[np.bool_]) -> RoutingDecision:
-    """The answers that the requests got at their admission, for each of the fresh tokens."""
+def _spread(step: PackedStep, asked_T: NDArray[np.bool_]) -> RoutingDecision:
+    """The answers that the requests got at their admission, for each of the asked tokens."""
     answers = [chunk.request.decision for chunk in step.chunks]
     reasons: dict[str, int] = {}
     route_C, score_C, reason_C = [], [], []
@@ -192,7 +177,7 @@ def _spread(step: PackedStep, fresh_T: NDArray[np.bool_]) -> RoutingDecision:
         score_C.append(answer.score)
         reason_C.append(reasons.setdefault(answer.reason, len(reasons)))
     chunk_T = np.repeat(np.arange(len(answers)), step.length_C)
-    chunk_N = torch.from_numpy(chunk_T[fresh_T])
+    chunk_N = torch.from_numpy(chunk_T[asked_T])
     return RoutingDecision(
         route_T=torch.tensor(route_C)[chunk_N],
         score_T=torch.tensor(score_C, dtype=torch.float32)[chunk_N],

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
+from tokenrouter.checks import check_flag, check_integer
 from tokenrouter.engine.dispatcher import DispatchMode
 from tokenrouter.engine.observation import ObserveOptions
 from tokenrouter.kvcache.retention import RetentionOptions
-from tokenrouter.kvcache.retention.checks import check_flag, check_integer
 from tokenrouter.scheduler import (
     POLICIES,
     FCFSScheduler,

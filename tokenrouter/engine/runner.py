@@ -73,16 +73,16 @@ class Runner:
             self._watcher.start_step()
         for chunks in work.forwards:
             of = list(chunks)
-            hidden_TE = self._forward(step, of, executed_T, result.times)
+            hidden_TE, rows = self._forward(step, of, executed_T, result.times)
             stop_B = np.cumsum(step.length_C[of])
             for b in np.flatnonzero(step.wants_all_C[of]).tolist():
                 c = of[b]
-                chunk_TE = hidden_TE[stop_B[b] - step.length_C[c] : stop_B[b]]
-                self._sink_all(step, c, chunk_TE, executed_T)
+                chunk_rows = rows[stop_B[b] - step.length_C[c] : stop_B[b]]
+                self._sink_all(step, c, hidden_TE[chunk_rows], executed_T)
             due_B = np.flatnonzero(step.is_due_C[of])
             if len(due_B):
                 due += [of[b] for b in due_B.tolist()]
-                due_hidden.append(hidden_TE[torch.from_numpy(stop_B[due_B] - 1)])
+                due_hidden.append(hidden_TE[rows[torch.from_numpy(stop_B[due_B] - 1)]])
         if due:
             last = step.first_C[due] + step.length_C[due] - 1
             result.logits_RV = self._logits(torch.cat(due_hidden), executed_T[last])
@@ -93,8 +93,8 @@ class Runner:
 
     def _forward(
         self, step: PackedStep, chunks: Sequence[int], executed_T: IntArray, times: ForwardTimes
-    ) -> Tensor:
-        """Hidden states ``[T, E]`` of the chunks' tokens, chunk by chunk; adds to ``times``."""
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden states ``[T, E]``, and which row each of the chunks' tokens has there; adds to ``times``."""
         forward, rows = self._builder.build(step, chunks, executed_T)
         observation = None
         if self._watcher is not None:
@@ -102,7 +102,7 @@ class Runner:
         hidden_TE = self._decoder.forward(
             forward, self._executors, self._arena.layers, times, observation, self._arena.int8
         )
-        return hidden_TE.index_select(0, rows)
+        return hidden_TE, rows
 
     def _logits(self, hidden_RE: Tensor, executed_R: IntArray) -> Tensor:
         """Logits of each row by the lm_head of its own path."""

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from tokenrouter import LLM
+from tokenrouter.checks import check_integer
 from tokenrouter.engine import EngineStats
 from tokenrouter.engine.llm import ScoreSink
 from tokenrouter.evaluation.divergence import Ints, TokenScores, compare_rows, mix
 from tokenrouter.evaluation.progress import Tick, progress
 from tokenrouter.evaluation.shares import high_layers
-from tokenrouter.kvcache.retention.checks import check_integer
 from tokenrouter.types import Phase
 
 

@@ -14,42 +14,42 @@ from tokenrouter.types import Phase, TokenBatch
 
 def entropy(batch: TokenBatch, context: FeatureContext) -> Tensor:
     """Entropy, in nats, of the distribution that the token was drawn from (at temperature 1)."""
-    return _signals("entropy", context).row_value("entropy", batch)
+    return _of_row("entropy", batch, context)
 
 
 def margin(batch: TokenBatch, context: FeatureContext) -> Tensor:
     """Probability of the likeliest token less that of the second, in the same distribution."""
-    return _signals("margin", context).row_value("margin", batch)
+    return _of_row("margin", batch, context)
 
 
 def top1(batch: TokenBatch, context: FeatureContext) -> Tensor:
     """Probability of the likeliest token in the same distribution."""
-    return _signals("top1", context).row_value("top1", batch)
+    return _of_row("top1", batch, context)
 
 
 def surprise(batch: TokenBatch, context: FeatureContext) -> Tensor:
     """-log p, in nats, of the token itself in the same distribution; also of a forced token."""
-    return _signals("surprise", context).row_value("surprise", batch)
+    return _of_row("surprise", batch, context)
 
 
 def received(batch: TokenBatch, context: FeatureContext) -> Tensor:
     """Share of the previous token's attention that went to the 16 newest entries."""
-    return _signals("received", context).row_value("received", batch)
+    return _of_row("received", batch, context)
 
 
 def received_decayed(batch: TokenBatch, context: FeatureContext) -> Tensor:
     """``received``, averaged over the request's queries since its prompt's end, decay 0.9 each."""
-    return _signals("received_decayed", context).row_value("received_decayed", batch)
+    return _of_row("received_decayed", batch, context)
 
 
 def sink_share(batch: TokenBatch, context: FeatureContext) -> Tensor:
     """Share of the previous token's attention that went to the request's first 4 entries."""
-    return _signals("sink_share", context).row_value("sink_share", batch)
+    return _of_row("sink_share", batch, context)
 
 
 def last_row_entropy(batch: TokenBatch, context: FeatureContext) -> Tensor:
     """Entropy, in nats, of the previous token's attention, mean over heads and layers."""
-    return _signals("last_row_entropy", context).row_value("last_row_entropy", batch)
+    return _of_row("last_row_entropy", batch, context)
 
 
 def error_history(batch: TokenBatch, context: FeatureContext) -> Tensor:
@@ -59,12 +59,20 @@ def error_history(batch: TokenBatch, context: FeatureContext) -> Tensor:
 
 def queue_depth(batch: TokenBatch, context: FeatureContext) -> Tensor:
     """How many requests wait as the step begins."""
-    return _signals("queue_depth", context).load("queue_depth", batch)
+    return _load("queue_depth", batch, context)
 
 
 def pool_use(batch: TokenBatch, context: FeatureContext) -> Tensor:
     """Share of the KV slots that no request could get as the step begins."""
-    return _signals("pool_use", context).load("pool_use", batch)
+    return _load("pool_use", batch, context)
+
+
+def _of_row(name: str, batch: TokenBatch, context: FeatureContext) -> Tensor:
+    return _signals(name, context).row_value(name, batch)
+
+
+def _load(name: str, batch: TokenBatch, context: FeatureContext) -> Tensor:
+    return _signals(name, context).load(name, batch)
 
 
 def _signals(name: str, context: FeatureContext) -> Signals:

@@ -6,7 +6,6 @@ The second file is ``<name>.safetensors`` for look-up tables and ``<name>.txt`` 
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -18,6 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from tokenrouter.features import FEATURES
+from tokenrouter.files import replace_file
 from tokenrouter.routers.lookup import Bins, check_tensors
 
 FORMAT = "tokenrouter router"
@@ -118,8 +118,8 @@ def write_artifact(artifact: Artifact, path: Path) -> Path:
         "num_bytes": len(payload),
         "about": artifact.about,
     }
-    _replace(path.with_suffix(SUFFIX[artifact.kind]), payload)
-    _replace(path, _dump(header).encode())
+    replace_file(path.with_suffix(SUFFIX[artifact.kind]), payload)
+    replace_file(path, _dump(header).encode())
     return path
 
 
@@ -210,14 +210,12 @@ def _payload(path: Path, header: Mapping[str, Any]) -> bytes:
     except OSError as error:
         raise ValueError(
             f"the trained router {path.with_suffix('.json')} needs {path.name} beside it ({error.strerror}): copy "
-            "both "
-            "files"
+            "both files"
         ) from None
     if hashlib.sha256(payload).hexdigest() != header["sha256"]:
         raise ValueError(
             f"{path} is cut short or of another training than {path.with_suffix('.json').name}: it has "
-            f"{len(payload)} "
-            f"bytes, and {header.get('num_bytes')} were written; copy both files again, or {TRAIN}"
+            f"{len(payload)} bytes, and {header.get('num_bytes')} were written; copy both files again, or {TRAIN}"
         )
     return payload
 
@@ -239,9 +237,3 @@ def _dump(header: Mapping[str, Any]) -> str:
     """A key on each line, so that a difference between two versions can be read."""
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in header.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def _replace(path: Path, content: bytes) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)

@@ -23,6 +23,8 @@ Seen = Literal["ids", "positions", "prefix_hash"]
 """What a router may read of ``RouteInput`` besides the features that it declared."""
 HIGH, LOW = 0, 1
 """Indices into the default RouteTable."""
+MANY_LAYERS = 1024
+"""Deeper than any model: also a fixed layer map names all of its routes for so many."""
 
 
 class Router(ABC):

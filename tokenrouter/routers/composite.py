@@ -5,7 +5,7 @@ Shape letters: T tokens in a step, P those of them that a part decides.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from tokenrouter.features.base import Dependency
 from tokenrouter.routers.all_high import AllHighRouter
 from tokenrouter.routers.answers import CacheCounts
-from tokenrouter.routers.base import Router
+from tokenrouter.routers.base import MANY_LAYERS, Router
 from tokenrouter.routers.wrapper import check_part, described, select
 from tokenrouter.types import (
     Phase,
@@ -24,17 +24,7 @@ from tokenrouter.types import (
     StepFeedback,
 )
 
-_MANY_LAYERS = 1024  # deeper than any model: a fixed layer map names its routes then too
 _UNASKED = "phase that it does not decide"
-
-
-class _Answer(NamedTuple):
-    """Of one part: a route, score and reason for each of T tokens."""
-
-    route_T: Tensor
-    score_T: Tensor
-    reason_T: Tensor
-    reasons: tuple[str, ...]
 
 
 class CompositeRouter(Router):
@@ -176,7 +166,7 @@ class CompositeRouter(Router):
 
     def _retention_classes(self) -> list[Retention]:
         """Per route of the retention part its class."""
-        routes = self.retention.routes(_MANY_LAYERS).routes
+        routes = self.retention.routes(MANY_LAYERS).routes
         names = [route.name for route in routes]
         if unknown := [name for name in self.classes if name not in names]:
             raise ValueError(
@@ -205,19 +195,12 @@ def view(part: Router, inputs: RouteInput) -> tuple[RouteInput, Tensor]:
     return its, index_P
 
 
-def _ask(part: Router, inputs: RouteInput) -> _Answer:
+def _ask(part: Router, inputs: RouteInput) -> RoutingDecision:
+    """The part's answer, one entry per token of ``inputs``."""
     its, index_P = view(part, inputs)
     answer = part.route(its)
-    reasons = (*answer.reasons, _UNASKED) if part.phases != set(Phase) else answer.reasons
-    if len(its) == len(inputs):
-        return _Answer(answer.route_T, answer.score_T, answer.reason_T, reasons)
-    blank = RoutingDecision.constant(0, len(inputs), _UNASKED, inputs.ids_T.device)
-    return _Answer(
-        blank.route_T.index_copy(0, index_P, answer.route_T),
-        blank.score_T.index_copy(0, index_P, answer.score_T),
-        (blank.reason_T + len(answer.reasons)).index_copy(0, index_P, answer.reason_T),
-        reasons,
-    )
+    decides_all = part.phases == set(Phase)
+    return answer if decides_all else answer.among(index_P, len(inputs), _UNASKED)
 
 
 def _only_route(part: Router) -> int | None:

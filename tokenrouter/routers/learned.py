@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from tokenrouter.files import replace_file
 from tokenrouter.routers.artifact import TRAIN, Artifact, Kind, read_artifact, shipped
 from tokenrouter.routers.base import Router
 from tokenrouter.routers.budget import Budget, Thresholds
@@ -181,9 +182,7 @@ def write_thresholds(
         "thresholds": {phase.name.lower(): value for phase, value in values.items()},
         "about": about,
     }
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
+    replace_file(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def read_thresholds(path: Path | str, artifact: Artifact) -> dict[Phase, float]:

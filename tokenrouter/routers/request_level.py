@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from tokenrouter.features.base import Dependency
-from tokenrouter.routers.base import HIGH, Router
+from tokenrouter.routers.base import HIGH, MANY_LAYERS, Router
 from tokenrouter.routers.budget import check_frac
 from tokenrouter.routers.rule import RuleRouter
+from tokenrouter.routers.wrapper import described, select
 from tokenrouter.types import Phase, RouteInput, RoutingDecision
 
-_MANY_LAYERS = 1024  # deeper than any model: a fixed layer map names its routes then too
 _REASONS = ("many needy tokens in the prompt", "few needy tokens in the prompt")
 
 
@@ -51,7 +51,7 @@ class RequestLevelRouter(Router):
     @property
     def options(self) -> dict[str, object]:
         """Target, threshold and the inner router's options."""
-        inner = {"name": self.inner.name, "options": self.inner.options}
+        inner = described(self.inner)
         return {"high_frac": self.high_frac, "threshold": self.threshold, "inner": inner}
 
     @property
@@ -153,7 +153,7 @@ class RequestLevelRouter(Router):
         """
         row_B, index_T = inputs.row_T.unique(return_inverse=True)
         in_prompt_P = (inputs.phase_T == Phase.PREFILL).nonzero().flatten()
-        prompts = inputs if len(in_prompt_P) == len(inputs) else _select(inputs, in_prompt_P)
+        prompts = inputs if len(in_prompt_P) == len(inputs) else select(inputs, in_prompt_P)
         is_needy_P = self.inner.route(prompts).route_T == HIGH
         of_prompt_P = index_T[in_prompt_P]
         needy_B = torch.bincount(of_prompt_P, is_needy_P.double(), minlength=len(row_B))
@@ -166,15 +166,9 @@ def _check_inner(inner: Router) -> None:
         raise ValueError(f"inner router {inner.name!r} does not decide per token")
     if Phase.PREFILL not in inner.phases:
         raise ValueError(f"inner router {inner.name!r} does not decide prompt tokens")
-    names = inner.routes(_MANY_LAYERS).names
+    names = inner.routes(MANY_LAYERS).names
     if names[HIGH] != "high":
         raise ValueError(
             f"inner router {inner.name!r} has the routes {', '.join(names)}; the first must be "
             "'high', the route of needy tokens: take a router that chooses between high and low"
         )
-
-
-def _select(inputs: RouteInput, index_P: Tensor) -> RouteInput:
-    """The tokens at ``index_P``, in that order."""
-    columns = {name: getattr(inputs, name) for name in inputs.__slots__ if name != "names"}
-    return RouteInput(names=inputs.names, **{k: v[index_P] for k, v in columns.items()})

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from tokenrouter.kvcache.retention.checks import check_count
+from tokenrouter.checks import check_count
 
 PhaseOrder = Literal["mixed", "prefill_first", "decode_first"]
 

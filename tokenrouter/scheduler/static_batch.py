@@ -1,7 +1,7 @@
 """Static batching, the baseline: whole requests in, whole requests out."""
 
+from tokenrouter.checks import check_integer
 from tokenrouter.kvcache import HostTier, KVPool
-from tokenrouter.kvcache.retention.checks import check_integer
 from tokenrouter.scheduler.draft import Draft
 from tokenrouter.scheduler.fcfs import FCFSScheduler
 from tokenrouter.scheduler.limits import SchedulerLimits

@@ -9,13 +9,13 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from tokenrouter import LLM, EngineOptions
+from tokenrouter.checks import check_count
 from tokenrouter.evaluation.held_out import HeldOutWindows
 from tokenrouter.evaluation.progress import progress
 from tokenrouter.evaluation.quality import QualitySettings, measure_quality
 from tokenrouter.executors import ExecutorPool, build_pool
 from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
 from tokenrouter.kernels import select
-from tokenrouter.kvcache.retention.checks import check_count
 from tokenrouter.models import LoadedModel
 from tokenrouter.routers import HIGH, Budget, LearnedRouter, Router
 from tokenrouter.routers.budget import check_frac
@@ -56,8 +56,7 @@ class CalibrateOptions:
         if (self.high_frac is None) == (self.kl_nats is None):
             raise ValueError(
                 f"calibrate takes one target, got high_frac={self.high_frac} and kl_nats={self.kl_nats}: set one, "
-                "and "
-                "the other to null"
+                "and the other to null"
             )
         if self.high_frac is not None:
             check_frac("calibrate.high_frac", self.high_frac)
@@ -233,8 +232,7 @@ def least_share(kl_of: Callable[[float], float], target: float, *, max_steps: in
     if (kl_high := kl_of(1.0)) > target:
         raise ValueError(
             f"calibrate.kl_nats={target:g} cannot be reached: all high has {kl_high:.5f} nats on the calibration "
-            "side, and "
-            f"all low {kl_low:.5f}; choose a value between"
+            f"side, and all low {kl_low:.5f}; choose a value between"
         )
     too_few, enough = 0.0, 1.0
     for _ in range(max_steps):
@@ -250,8 +248,7 @@ def _learned(router: Router) -> LearnedRouter:
     if not isinstance(router, LearnedRouter):
         raise ValueError(
             f"task=calibrate sets the thresholds of a learned router, and {router.name} is none: set router=mlp, "
-            "linear "
-            "or trees; other routers with a budget are calibrated when they start"
+            "linear or trees; other routers with a budget are calibrated when they start"
         )
     if router.thresholds_from != CALIBRATED:
         raise ValueError(

@@ -8,8 +8,8 @@ from typing import Any
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from tokenrouter.checks import check_count, check_integer
 from tokenrouter.kernels import BACKENDS
-from tokenrouter.kvcache.retention.checks import check_count, check_integer
 from tokenrouter.tasks import groups
 
 _HINTS = {"model.name": "<hub name, local folder or .gguf file>"}

@@ -10,11 +10,11 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from tokenrouter import LLM, SamplingParams
+from tokenrouter.checks import check_count
 from tokenrouter.evaluation.explain import Explanation, draw, gather, html_page, watched
 from tokenrouter.evaluation.progress import progress
 from tokenrouter.executors import PoolSpec, build_pool
 from tokenrouter.kernels import select
-from tokenrouter.kvcache.retention.checks import check_count
 from tokenrouter.tasks import build
 from tokenrouter.tasks.common import Job
 from tokenrouter.tasks.decisions import write_log

@@ -2,13 +2,14 @@
 
 import json
 import math
-import os
 import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from tokenrouter.files import replace_file
 
 SECTIONS = ("quality", "throughput", "latency", "router", "routes", "kv", "memory", "baselines")
 
@@ -39,9 +40,7 @@ class RunFolder:
     def write_text(self, name: str, text: str) -> Path:
         """Write a text file whole or not at all."""
         target = self.path / name
-        partial = target.with_name(target.name + ".partial")
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, target)
+        replace_file(target, text.encode())
         return target
 
     def write_json(self, name: str, value: Any) -> Path:

@@ -15,6 +15,8 @@ from typing import Any
 import datasets
 from torch import Tensor
 
+from tokenrouter.files import replace_file
+
 FORMAT_VERSION = 1
 _PARTIAL = ".partial"
 
@@ -146,9 +148,7 @@ class LabelStore:
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Writes a file beside the windows, whole or not at all."""
-        partial = self.path / (name + _PARTIAL)
-        partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, self.path / name)
+        replace_file(self.path / name, (json.dumps(value, indent=2) + "\n").encode())
 
     def _load(self, folder: Path) -> Any:
         try:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenrouter.workloads.text import DATA_DIR_HELP
+from tokenrouter.workloads.text import files_in, local_folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,16 +31,8 @@ class JsonLines:
         Raises:
             ValueError: no folder of local sets, nothing in it that fits, or a line without the field.
         """
-        if not self.data_dir:
-            raise ValueError(
-                f"data {self.name!r} needs a folder of local data sets: {DATA_DIR_HELP}"
-            )
-        folder = Path(self.data_dir).expanduser() / self.folder
-        files = sorted(folder.glob(self.pattern))
-        if not files:
-            raise ValueError(
-                f"data {self.name!r}: no file {self.pattern} in {folder}; {DATA_DIR_HELP}"
-            )
+        folder = local_folder(self.name, self.data_dir, self.folder)
+        files = files_in(folder, self.pattern, name=self.name)
         texts = [
             self._text(line, file, number)
             for file in files

@@ -72,22 +72,29 @@ class LocalText:
         Raises:
             ValueError: no folder of local sets, or nothing in it that fits.
         """
-        if not self.data_dir:
-            raise ValueError(
-                f"data {self.name!r} needs a folder of local data sets: {DATA_DIR_HELP}"
-            )
-        folder = Path(self.data_dir).expanduser() / self.folder
+        folder = local_folder(self.name, self.data_dir, self.folder)
         if not folder.is_dir():
             raise ValueError(f"data {self.name!r}: no folder {folder}; {DATA_DIR_HELP}")
-        files = sorted(folder.glob(self.pattern))
-        if not files:
-            raise ValueError(
-                f"data {self.name!r}: no file {self.pattern} in {folder}; {DATA_DIR_HELP}"
-            )
+        files = files_in(folder, self.pattern, name=self.name)
         texts = [file.read_text(encoding="utf-8") for file in files]
         if self.document_start is None:
             return texts
         return [part for text in texts for part in _cut(text, self.document_start)]
+
+
+def local_folder(name: str, data_dir: str | None, folder: str) -> Path:
+    """Where the set ``name`` lies; raises ValueError where no folder of local data sets is set."""
+    if not data_dir:
+        raise ValueError(f"data {name!r} needs a folder of local data sets: {DATA_DIR_HELP}")
+    return Path(data_dir).expanduser() / folder
+
+
+def files_in(folder: Path, pattern: str, *, name: str) -> list[Path]:
+    """The files of the set ``name``, in the order of their names; raises ValueError where none fits."""
+    files = sorted(folder.glob(pattern))
+    if not files:
+        raise ValueError(f"data {name!r}: no file {pattern} in {folder}; {DATA_DIR_HELP}")
+    return files
 
 
 def calibration_documents(documents: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from tokenrouter.kvcache.retention.checks import check_count, check_number
+from tokenrouter.checks import check_count, check_number
 
 Need = Literal["attention", "key_norm", "draws", "classes"]
 

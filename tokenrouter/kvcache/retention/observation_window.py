@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokenrouter.checks import check_count
 from tokenrouter.kvcache.retention.base import Entries, ScoredPolicy
-from tokenrouter.kvcache.retention.checks import check_count
 
 
 @dataclass(kw_only=True)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from tokenrouter.checks import check_count, check_number
 from tokenrouter.kvcache.retention.base import RetentionPolicy
-from tokenrouter.kvcache.retention.checks import check_count, check_number
 
 OBSERVATION = ("window", "decay", "layers")
 """What says how attention is observed."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from tokenrouter.checks import check_integer
 from tokenrouter.kvcache.retention.base import Entries, ScoredPolicy
-from tokenrouter.kvcache.retention.checks import check_integer
 
 
 @dataclass(kw_only=True)

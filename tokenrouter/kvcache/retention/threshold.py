@@ -6,8 +6,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from tokenrouter.checks import check_number
 from tokenrouter.kvcache.retention.base import Entries, RetentionPolicy
-from tokenrouter.kvcache.retention.checks import check_number
 
 
 @dataclass(kw_only=True)

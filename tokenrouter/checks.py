@@ -1,4 +1,4 @@
-"""One wording for options that are refused; the scheduler's limits and the engine's options are checked by it, too."""
+"""One wording for options that are refused, wherever they are."""
 
 from collections.abc import Callable
 
