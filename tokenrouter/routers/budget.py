@@ -3,13 +3,13 @@
 Shape letters: T tokens in a step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tokenrouter.types import Phase
+from tokenrouter.types import Phase, RouteInput
 
 _HUGE = torch.finfo(torch.float32).max
 
@@ -74,6 +74,24 @@ class Thresholds:
         self._values = dict(values)
         for phase in Phase:
             self._by_phase[phase] = self._values.get(phase, float("nan"))
+
+    def calibrate_on(
+        self,
+        inputs: Sequence[RouteInput],
+        high_frac: float,
+        score: Callable[[RouteInput], Tensor],
+    ) -> None:
+        """Sets the threshold of each phase that ``inputs`` hold, by the ``score`` (float32 [T]) of their tokens.
+
+        Raises:
+            ValueError: no tokens, or as ``calibrate``.
+        """
+        if not any(len(part) for part in inputs):
+            raise ValueError("cannot calibrate on no tokens: give typical tokens of both phases")
+        score_T = torch.cat([score(part) for part in inputs])
+        phase_T = torch.cat([part.phase_T for part in inputs])
+        phases = [Phase(value) for value in phase_T.unique().tolist()]
+        self.calibrate(high_frac, {phase: score_T[phase_T == phase] for phase in phases})
 
     def is_over(self, score_T: Tensor, phase_T: Tensor) -> Tensor:
         """Per token (bool [T]) whether its score reaches its phase's threshold.

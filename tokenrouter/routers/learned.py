@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from tokenrouter.files import replace_file
@@ -88,15 +87,8 @@ class LearnedRouter(Router):
 
     def calibrate(self, inputs: Sequence[RouteInput]) -> None:
         """Sets the threshold of each phase that ``inputs`` hold."""
-        if not any(len(part) for part in inputs):
-            raise ValueError("cannot calibrate on no tokens: give typical tokens of both phases")
         assert self.budget.high_frac is not None
-        score_T = torch.cat([self._ranked(part) for part in inputs])
-        phase_T = torch.cat([part.phase_T for part in inputs])
-        phases = [Phase(value) for value in phase_T.unique().tolist()]
-        self._thresholds.calibrate(
-            self.budget.high_frac, {phase: score_T[phase_T == phase] for phase in phases}
-        )
+        self._thresholds.calibrate_on(inputs, self.budget.high_frac, self._ranked)
 
     def set_budget(self, budget: Budget) -> None:
         """Another share of high tokens; its thresholds are to be calibrated.

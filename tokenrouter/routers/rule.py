@@ -110,14 +110,7 @@ class RuleRouter(Router):
         """Sets the threshold of each phase that ``inputs`` hold; nothing without a budget."""
         if self.budget.high_frac is None:
             return
-        if not any(len(part) for part in inputs):
-            raise ValueError("cannot calibrate on no tokens: give typical tokens of both phases")
-        score_T = torch.cat([self.score(part) for part in inputs])
-        phase_T = torch.cat([part.phase_T for part in inputs])
-        phases = [Phase(value) for value in phase_T.unique().tolist()]
-        self._thresholds.calibrate(
-            self.budget.high_frac, {phase: score_T[phase_T == phase] for phase in phases}
-        )
+        self._thresholds.calibrate_on(inputs, self.budget.high_frac, self.score)
 
     def score(self, inputs: RouteInput) -> Tensor:
         """The weighted sum, float32 [T]; larger means more in need of the high path."""
