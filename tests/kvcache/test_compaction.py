@@ -78,8 +78,23 @@ def test_entries_keep_what_they_hold(data: st.DataObject, num_groups: int) -> No
         check(pool, arena, groups, rows)
 
 
+def alone(statement: str) -> str:
+    """What ``statement`` prints in a process of its own: memory that other tests left in this one is used again."""
+    code = f"from tests.kvcache.test_compaction import *; {statement}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_the_process_becomes_smaller() -> None:
     """Slots that are free while their pages stay: what eviction is for, not done."""
+    assert alone("shrink()") == "smaller\n"
+
+
+def shrink() -> None:
+    """Fills an arena, evicts nine tenths, compacts, and looks at the process's resident bytes."""
     groups = (0,) * 8
     pool = KVPool(num_slots=40_000, max_rows=4, max_len=10_000)
     arena = KVArena(num_layers=8, num_slots=40_000, kv_planes=6, head_dim=64, dtype=torch.bfloat16)
@@ -103,6 +118,7 @@ def test_the_process_becomes_smaller() -> None:
     assert bool((arena.kv_LSPD[:, :4_000] == 1).all())
     assert pool.touched_bytes(3, 2) == 12_000
     assert not compactor.is_due
+    print("smaller")
 
 
 def test_memory_that_is_soon_needed_again_stays() -> None:
@@ -193,13 +209,8 @@ def serve(*, max_tokens: tuple[int, ...], evicted_frac: float) -> tuple[int, int
 
 
 def in_a_process_of_its_own(run: str, first: str = "pass") -> tuple[int, int]:
-    """``serve`` after a statement ``first``: what other tests leave in this process moves, too."""
-    code = f"from tests.kvcache.test_compaction import *; {first}; print(*serve(**RUNS[{run!r}]))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    freed, smaller_by = map(int, done.stdout.split())
+    """``serve`` after a statement ``first``."""
+    freed, smaller_by = map(int, alone(f"{first}; print(*serve(**RUNS[{run!r}]))").split())
     assert freed > 40e6
     return freed, smaller_by
 
