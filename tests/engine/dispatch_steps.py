@@ -6,9 +6,10 @@ import numpy as np
 
 from tokenrouter import SamplingParams
 from tokenrouter.engine.costs import SIZES, CostModel
+from tokenrouter.engine.dispatcher import Work
 from tokenrouter.engine.step import PackedStep, pack
 from tokenrouter.features import TokenHistory
-from tokenrouter.scheduler import Chunk, Request, StepPlan, TokenRows
+from tokenrouter.scheduler import Request, StepPlan, TokenRows
 from tokenrouter.types import Route, RouteTable
 
 NUM_LAYERS = 4
@@ -41,13 +42,29 @@ def request(num_computed: int, num_tokens: int, prompt_len: int, waited: int = 0
 
 def step_of(chunks: Sequence[tuple[bool, int, int]]) -> tuple[PackedStep, np.ndarray]:
     """Chunks as (decoding, route, waited steps): a prompt chunk has three tokens of that route."""
-    made = []
-    for decoding, _, waited in chunks:
-        one = request(10, 11, 6, waited) if decoding else request(0, 3, 3)
-        made.append(Chunk(request=one, start=one.num_computed, length=1 if decoding else 3))
+    made = tuple(
+        request(10, 11, 6, waited) if decoding else request(0, 3, 3)
+        for decoding, _, waited in chunks
+    )
     tokens = TokenRows(len(made), 100)
-    for row, chunk in enumerate(made):
-        tokens.enter(chunk.request, row)
-    lengths = [chunk.length for chunk in made]
-    executed = np.repeat([route for _, route, _ in chunks], lengths).astype(np.int64)
-    return pack(StepPlan(chunks=tuple(made)), tokens), executed
+    for row, one in enumerate(made):
+        tokens.enter(one, row)
+    plan = StepPlan(
+        requests=made,
+        row_C=np.arange(len(made)),
+        start_C=np.array([one.num_computed for one in made]),
+        length_C=np.array([1 if decoding else 3 for decoding, _, _ in chunks]),
+    )
+    executed = np.repeat([route for _, route, _ in chunks], plan.length_C).astype(np.int64)
+    return pack(plan, tokens), executed
+
+
+def last(step: PackedStep, left: Sequence[int]) -> None:
+    """Gives each chunk's request so many steps that are left to it."""
+    num_tokens_C = step.tokens.history.length_R[step.row_C]
+    step.state_C["max_total"] = num_tokens_C + left[: len(num_tokens_C)]
+
+
+def numbers(work: Work) -> tuple[list[list[int]], list[int]]:
+    """The chunks of each forward, and those that wait."""
+    return [of.tolist() for of in work.forwards], work.deferred.tolist()

@@ -32,4 +32,7 @@ def test_check_stop(
     options: dict[str, Any], output: list[int], room: int, expected: tuple[str, int | None] | None
 ) -> None:
     """One token too many or too few; stopping inside min_tokens; running over the model's end."""
-    assert check_stop(SamplingParams(**options), output, frozenset({9}), room) == expected
+    assert (
+        check_stop(SamplingParams(**options), output[-1], len(output), frozenset({9}), room)
+        == expected
+    )

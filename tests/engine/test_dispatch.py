@@ -8,7 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.dispatch_steps import CHEAP_LOW, PROPORTIONAL, step_of, table
+from tests.engine.dispatch_steps import (
+    CHEAP_LOW,
+    PROPORTIONAL,
+    last,
+    numbers,
+    step_of,
+    table,
+)
 from tests.engine.tools import greedy, prompts, run_all, tiny, tokens, twin
 from tokenrouter import LLM, EngineOptions
 from tokenrouter.engine import costs as costs_module
@@ -55,26 +62,25 @@ def test_every_chunk_runs_once_or_waits_within_its_bound(
         costs=costs,
     )
     step, executed_T = step_of(chunks)
-    for c, chunk in enumerate(step.chunks):
-        chunk.request.max_total = chunk.request.num_tokens + left[c]
-    work = dispatcher.dispatch(step, executed_T)
-    running = [c for forward in work.forwards for c in forward]
-    assert sorted([*running, *work.deferred]) == list(range(len(chunks)))
+    last(step, left)
+    forwards, deferred = numbers(dispatcher.dispatch(step, executed_T))
+    running = [c for forward in forwards for c in forward]
+    assert sorted([*running, *deferred]) == list(range(len(chunks)))
     assert running, "a step must run something"
-    assert all(forward for forward in work.forwards), "an empty forward"
-    assert all(chunks[c][0] for c in work.deferred), "a prompt chunk was deferred"
-    for c in work.deferred:
+    assert all(forwards), "an empty forward"
+    assert all(chunks[c][0] for c in deferred), "a prompt chunk was deferred"
+    for c in deferred:
         _, route, waited = chunks[c]
         bound = max_wait if waits[route] is None else waits[route]
         assert waited < bound
         if mode == "queued":
-            assert sum(chunks[d][1] == route for d in work.deferred) < min_batch
+            assert sum(chunks[d][1] == route for d in deferred) < min_batch
     if mode == "mixed" or (mode == "auto" and not all(decoding for decoding, _, _ in chunks)):
-        assert not work.deferred
+        assert not deferred
     if mode != "queued":
-        assert len(work.forwards) == 1
-    for forward in work.forwards:
-        assert list(forward) == sorted(forward), "order within a forward"
+        assert len(forwards) == 1
+    for forward in forwards:
+        assert forward == sorted(forward), "order within a forward"
         kinds = {chunks[c][0] for c in forward}
         decode_routes = {chunks[c][1] for c in forward if chunks[c][0]}
         if mode == "queued":

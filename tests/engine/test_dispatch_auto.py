@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.dispatch_steps import CHEAP_LOW, PROPORTIONAL, step_of, table
+from tests.engine.dispatch_steps import (
+    CHEAP_LOW,
+    PROPORTIONAL,
+    last,
+    numbers,
+    step_of,
+    table,
+)
 from tests.engine.tools import greedy, prompts, run_all, tiny, tokens, twin
 from tokenrouter import LLM, EngineOptions
 from tokenrouter.engine.costs import CostModel
@@ -65,11 +72,8 @@ def test_whole_executors_wait_within_bounds() -> None:
             costs=with_third(costs),
         )
         step, executed_T = step_of(chunks)
-        for c, chunk in enumerate(step.chunks):
-            chunk.request.max_total = chunk.request.num_tokens + left[c]
-        work = dispatcher.dispatch(step, executed_T)
-        assert len(work.forwards) == 1
-        running, deferred = work.forwards[0], work.deferred
+        last(step, left)
+        (running,), deferred = numbers(dispatcher.dispatch(step, executed_T))
         assert running and sorted([*running, *deferred]) == list(range(len(chunks)))
         of = [executors[route] for _, route, _ in chunks]
         sizes = Counter(of)
@@ -90,22 +94,22 @@ def test_whole_executors_wait_within_bounds() -> None:
 def test_auto_follows_the_costs() -> None:
     """Queueing where mixing is as cheap, or mixing where a second stream of weights costs a whole step."""
     step, executed_T = step_of([(True, 0, 0)] + [(True, 1, 0)] * 6)
-    step.chunks[0].request.max_total -= 1
+    step.state_C["max_total"][0] -= 1
     executors = ["high", "low"]
     queue = Dispatcher(table(None, None), executors, costs=CHEAP_LOW).dispatch(step, executed_T)
-    assert queue.deferred == (0,) and queue.forwards == ((1, 2, 3, 4, 5, 6),)
+    assert numbers(queue) == ([[1, 2, 3, 4, 5, 6]], [0])
     mix = Dispatcher(table(None, None), executors, costs=PROPORTIONAL).dispatch(step, executed_T)
-    assert not mix.deferred and len(mix.forwards) == 1
+    assert not len(mix.deferred) and len(mix.forwards) == 1
     step, executed_T = step_of([(False, 0, 0), (True, 0, 0), (True, 1, 0)])
     with_prompt = Dispatcher(table(None, None), executors, costs=CHEAP_LOW)
-    assert with_prompt.dispatch(step, executed_T).forwards == ((0, 1, 2),)
+    assert numbers(with_prompt.dispatch(step, executed_T)) == ([[0, 1, 2]], [])
 
 
 def test_two_routes_of_one_executor_do_not_queue_for_each_other() -> None:
     """Routes that share an executor share its weights: keeping them apart gains nothing."""
     step, executed_T = step_of([(True, 1, 0), (True, 2, 0), (True, 2, 0)])
     dispatcher = Dispatcher(table(None, None, None), ["high", "low", "low"], costs=CHEAP_LOW)
-    assert not dispatcher.dispatch(step, executed_T).deferred
+    assert not len(dispatcher.dispatch(step, executed_T).deferred)
 
 
 def test_auto_waits_only_while_a_longer_request_runs() -> None:
@@ -114,21 +118,19 @@ def test_auto_waits_only_while_a_longer_request_runs() -> None:
     chunks = [(True, 0, 0), (True, 0, 1)] + [(True, 1, 0)] * 6
     for left, waits in ([(5, 6), True], [(5, 9), False], [(9, 5), False], [(8, 8), True]):
         step, executed_T = step_of(chunks)
-        for c, chunk in enumerate(step.chunks):
-            chunk.request.max_total = chunk.request.num_tokens + (left[c] if c < 2 else 9)
-        work = dispatcher.dispatch(step, executed_T)
-        assert work.deferred == ((0, 1) if waits else ())
-        assert work.forwards == (tuple(range(2 if waits else 0, 8)),), "always one forward"
+        last(step, [*left, *[9] * 6])
+        forwards, deferred = numbers(dispatcher.dispatch(step, executed_T))
+        assert deferred == ([0, 1] if waits else [])
+        assert forwards == [list(range(2 if waits else 0, 8))], "always one forward"
 
 
 def test_auto_takes_a_third_of_the_step_as_company() -> None:
     """Two streams of weights in most steps of a large batch, whose four high tokens always come together."""
     for num_low, waits in ((6, False), (8, False), (9, True), (20, True)):
         step, executed_T = step_of([(True, 0, 0)] * 4 + [(True, 1, 0)] * num_low)
-        for c, chunk in enumerate(step.chunks):
-            chunk.request.max_total -= c < 4
+        step.state_C["max_total"][:4] -= 1
         dispatcher = Dispatcher(table(None, None), ["high", "low"], costs=CHEAP_LOW, min_batch=2)
-        assert bool(dispatcher.dispatch(step, executed_T).deferred) is waits
+        assert bool(len(dispatcher.dispatch(step, executed_T).deferred)) is waits
 
 
 def test_a_route_that_may_not_wait_takes_its_executor_along() -> None:
@@ -142,8 +144,7 @@ def test_a_route_that_may_not_wait_takes_its_executor_along() -> None:
         for reverse in (False, True):
             order = chunks[::-1] if reverse else chunks
             step, executed_T = step_of(order)
-            for c, chunk in enumerate(step.chunks):
-                chunk.request.max_total -= order[c][1] != 1
+            step.state_C["max_total"] -= [route != 1 for _, route, _ in order]
             dispatcher = Dispatcher(table(*waits), ["high", "low", "high"], costs=CHEAP_LOW)
             found = {order[c][1] for c in dispatcher.dispatch(step, executed_T).deferred}
             assert found == ({0, 2} if defers else set()), (waits, reverse)
@@ -153,9 +154,9 @@ def test_a_route_that_may_not_wait_takes_its_executor_along() -> None:
 def test_the_last_step_of_a_wait(waited: int) -> None:
     """One step more than the bound."""
     step, executed_T = step_of([(True, 0, waited)] + [(True, 1, 0)] * 6)
-    step.chunks[0].request.max_total -= 1
+    step.state_C["max_total"][0] -= 1
     dispatcher = Dispatcher(table(3, None), ["high", "low"], costs=CHEAP_LOW, max_wait_steps=9)
-    assert bool(dispatcher.dispatch(step, executed_T).deferred) is (waited < 3)
+    assert bool(len(dispatcher.dispatch(step, executed_T).deferred)) is (waited < 3)
 
 
 @pytest.mark.parametrize(

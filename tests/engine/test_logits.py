@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.draws import Drawer, sample
 from tokenrouter.engine.logits import TokenCounts, penalise_, top_logprobs
-from tokenrouter.engine.sampler import Sampler, SamplerState
+from tokenrouter.engine.sampler import Sampler
 from tokenrouter.sampling_params import SamplingParams
 
 
@@ -73,8 +74,8 @@ def test_logprobs_are_the_models_own() -> None:
         {"temperature": 0.0},
         {"temperature": 0.01, "repetition_penalty": 100.0, "logprobs": 1},
     ]
-    states = [SamplerState(SamplingParams(**o), [1, 2]) for o in options]
-    ids_B, logprobs = Sampler(3, seed=0).sample(logits_BV, states, frozenset())
+    states = [Drawer(SamplingParams(**o), [1, 2]) for o in options]
+    ids_B, logprobs = sample(Sampler(3, seed=0), logits_BV, states, frozenset())
     assert ids_B.tolist() == [2, 0, 2, 0]
     raw = logits_BV[0].log_softmax(dim=-1).tolist()
     assert logprobs[2] is None

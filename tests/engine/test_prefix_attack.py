@@ -194,7 +194,7 @@ class Attack:
         """A forward that sometimes raises, before or after it has written."""
         is_faulty, wrote = self.draw.random() < 0.04, self.draw.random() < 0.5
         result = self._run(*args) if wrote or not is_faulty else None
-        if is_faulty and not any(c.request.wants_all_logits for c in args[0].chunks):
+        if is_faulty and not any(one.wants_all_logits for one in args[0].requests):
             raise RuntimeError("injected")
         return result if result is not None else self._run(*args)
 

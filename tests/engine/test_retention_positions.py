@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.engine.draws import Drawer, sample
 from tests.engine.retention_cases import every_policy, options
 from tests.engine.tools import NEAR_TIE, greedy, prompts, routed_logits, run_all, tiny, twin
 from tests.engine.watched import Watched, seen_mask
 from tokenrouter import LLM, RequestOutput, SamplingParams
-from tokenrouter.engine.sampler import Sampler, SamplerState
+from tokenrouter.engine.sampler import Sampler
 from tokenrouter.kvcache.retention import RetentionOptions
 from tokenrouter.models import Decoder
 from tokenrouter.routers import RandomRouter
@@ -116,10 +117,10 @@ class Served:
 
     def draw(self, logits_NV: Tensor, ids: Sequence[int]) -> list[int]:
         """The oracle's tokens, each after the request's own earlier ones, by a sampler of its own."""
-        sampler, state = Sampler(logits_NV.shape[1], seed=0), SamplerState(self.params, ())
+        sampler, state = Sampler(logits_NV.shape[1], seed=0), Drawer(self.params, ())
         drawn = []
         for row_V, token in zip(logits_NV, ids, strict=True):
-            drawn.append(int(sampler.sample(row_V[None], [state], frozenset()).ids_B))
+            drawn.append(int(sample(sampler, row_V[None], [state], frozenset()).ids_B))
             state.advance(token)
         return drawn
 

@@ -14,7 +14,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tokenrouter.engine.sampler import Sampler, SamplerState
+from tests.engine.draws import Drawer, sample
+from tokenrouter.engine.sampler import Sampler
 from tokenrouter.kernels import select
 from tokenrouter.sampling_params import SamplingParams
 
@@ -59,11 +60,11 @@ def reference_probs(
 
 def draw_many(logits: Tensor, params: SamplingParams, num: int, **options: Any) -> Tensor:
     """Relative frequency of each token over ``num`` unseeded draws."""
-    state = SamplerState(params, options.get("prompt", ()))
+    state = Drawer(params, options.get("prompt", ()))
     for token in options.get("output", ()):
         state.advance(token)
     sampler = Sampler(len(logits), options.get("seed", 0), options.get("kernels"))
-    ids = sampler.sample(logits.expand(num, -1), [state] * num, options.get("eos", NO_EOS)).ids_B
+    ids = sample(sampler, logits.expand(num, -1), [state] * num, options.get("eos", NO_EOS)).ids_B
     return torch.bincount(ids, minlength=len(logits)) / num
 
 
@@ -123,9 +124,9 @@ def test_chi_square_over_a_vocabulary(options: dict[str, Any], backend: str) -> 
     """A share of tokens that is a little off, which no single frequency shows; numbers that repeat or crowd."""
     logits = (torch.randn(1000, generator=torch.Generator().manual_seed(5)) * 2).bfloat16()
     params, counts_V = SamplingParams(**options), torch.zeros(1000)
-    sampler, state = Sampler(1000, 1, select(backend)), SamplerState(params, [1])
+    sampler, state = Sampler(1000, 1, select(backend)), Drawer(params, [1])
     for _ in range(10):
-        drawn = sampler.sample(logits.expand(2000, -1), [state] * 2000, NO_EOS).ids_B
+        drawn = sample(sampler, logits.expand(2000, -1), [state] * 2000, NO_EOS).ids_B
         counts_V += torch.bincount(drawn, minlength=1000)
     probs_V = torch.tensor(reference_probs(logits.tolist(), params))
     assert not counts_V[probs_V == 0].any()
@@ -135,13 +136,15 @@ def test_chi_square_over_a_vocabulary(options: dict[str, Any], backend: str) -> 
 def test_chi_square_over_neighbouring_seeds() -> None:
     """One number a step: streams of seeds 0, 1, 2 .. that start alike give everyone the same first token."""
     logits = torch.randn(40, generator=torch.Generator().manual_seed(6))
-    states = [SamplerState(SamplingParams(seed=seed), [1]) for seed in range(4000)]
+    states = [Drawer(SamplingParams(seed=seed), [1]) for seed in range(4000)]
     sampler, probs_V = Sampler(40, seed=0), logits.softmax(dim=-1)
     for _ in range(3):
-        ids_B = sampler.sample(logits.expand(4000, -1), states, NO_EOS).ids_B
+        ids_B = sample(sampler, logits.expand(4000, -1), states, NO_EOS).ids_B
         assert abs(chi_square_z(torch.bincount(ids_B, minlength=40), probs_V)) < 4
         pairs = torch.bincount(ids_B[:-1] * 40 + ids_B[1:], minlength=1600)
         assert abs(chi_square_z(pairs, torch.outer(probs_V, probs_V).flatten())) < 4
+        for state, token in zip(states, ids_B.tolist(), strict=True):
+            state.advance(token)
 
 
 @settings(deadline=None, max_examples=60)
@@ -169,11 +172,11 @@ def test_drawn_tokens_equal_the_reference(data: st.DataObject) -> None:
     ups = list(accumulate((expected[i] for i in order), initial=0.0))
     middles = torch.tensor([(a + b) / 2 for a, b in pairwise(ups)], dtype=torch.float64)
     sampler = Sampler(vocab, 0, select(data.draw(st.sampled_from(["reference", "native"]))))
-    states = [SamplerState(params, [1]), SamplerState(SamplingParams(top_k=1), [1])] * len(order)
+    states = [Drawer(params, [1]), Drawer(SamplingParams(top_k=1), [1])] * len(order)
     uniform_B = middles.repeat_interleave(2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampler, "_uniform", lambda *_: uniform_B)
-        ids_B = sampler.sample(logits.expand(len(states), -1), states, NO_EOS).ids_B
+        ids_B = sample(sampler, logits.expand(len(states), -1), states, NO_EOS).ids_B
     assert ids_B.tolist() == [i for kept in order for i in (kept, order[0])]
 
 

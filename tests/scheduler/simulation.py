@@ -89,7 +89,8 @@ class Simulation:
             if index and one.decoding and put_off(one):
                 one.waited_steps += 1
                 continue  # an engine runs at least one chunk of a plan
-            one.computed_up_to(chunk.start + chunk.length)
+            stop = chunk.start + chunk.length
+            self.scheduler.tokens.advance(np.array([one.row]), np.array([stop]))
             if one.num_computed == one.num_tokens:
                 one.history.append(5)
                 one.finished = one.num_tokens == one.max_total
@@ -175,6 +176,8 @@ class Simulation:
         longest = 0 if limits.phase_order == "mixed" else limits.max_phase_wait_steps
         turns = math.ceil(limits.max_num_seqs / (limits.max_decode_tokens or limits.max_num_seqs))
         planned = {chunk.request for chunk in plan.chunks}
+        for one in plan.preempted:  # its turn begins anew when it is back
+            self._unplanned[one.request_id] = 0
         running = [one for one in running if one in self.scheduler.running]  # not preempted
         for one in running:
             waits = one.decoding and one not in planned

@@ -2,7 +2,6 @@
 
 from tests.scheduler.simulation import lengths
 from tests.scheduler.simulation import simulate as simulation
-from tokenrouter.scheduler import StepPlan
 
 
 def test_decode_first_then_chunks_of_the_oldest_then_new_ones() -> None:
@@ -45,7 +44,7 @@ def test_the_youngest_is_preempted_and_comes_back_first() -> None:
     first, second = sim.add(10, 12), sim.add(12, 12)
     late = sim.add(5, 3)
     sim.step()
-    plan = StepPlan(chunks=())
+    plan = sim.step()
     while not plan.preempted:
         plan = sim.step()
     assert plan.preempted == (second,)

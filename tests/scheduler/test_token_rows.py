@@ -69,4 +69,4 @@ def test_what_a_request_keeps_is_its_own() -> None:
     rows.leave(first)
     rows.enter(second, 0)
     assert_knows(first, [1, 2, 3], [1, 1, 1])
-    assert first.row == -1 and np.shares_memory(second.history.ids, rows.ids_RN)
+    assert first.row == -1 and np.shares_memory(second.history.ids, rows.history.ids_RN)

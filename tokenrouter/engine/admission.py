@@ -9,6 +9,7 @@ import numpy as np
 
 from tokenrouter.kvcache import KVPool
 from tokenrouter.sampling_params import SamplingParams
+from tokenrouter.scheduler.request import LogitsSink
 
 Prompt = str | Sequence[int]
 MORE_SLOTS = "kvcache.num_slots (in Python: EngineOptions.num_kv_slots)"
@@ -111,3 +112,32 @@ def longest_total(
             f"more); the pool has {pool.num_slots}: lower max_tokens or raise {MORE_SLOTS}"
         )
     return total
+
+
+def check_sink(
+    params: SamplingParams,
+    logits_sink: LogitsSink | None,
+    forced_ids: Sequence[int] | None,
+    wants_all_logits: bool,
+) -> None:
+    """Raises ValueError for a sink that would get nothing, is missing, or takes what prompt_logprobs need."""
+    if wants_all_logits and logits_sink is None:
+        raise ValueError("wants_all_logits=True needs a logits_sink that takes the logits")
+    if logits_sink is None:
+        return
+    if params.prompt_logprobs is not None:
+        raise ValueError(
+            f"prompt_logprobs={params.prompt_logprobs} cannot be combined with a logits_sink: ask for them in "
+            "another request, or take them from the sink's logits (wants_all_logits=True)"
+        )
+    if forced_ids is None and not wants_all_logits:
+        raise ValueError(
+            "a logits_sink without forced_ids gets logits only with wants_all_logits=True: set it, give "
+            "forced_ids (an empty list: the prompt alone), or leave the sink out"
+        )
+
+
+def check_priority(priority: int) -> None:
+    """Raises ValueError for one that is no integer."""
+    if isinstance(priority, bool) or not isinstance(priority, Integral):
+        raise ValueError(f"priority must be an integer, lower goes first, got {priority!r}")

@@ -65,7 +65,7 @@ def tokens_ahead(step: PackedStep, block: int) -> TokenBatch | None:
     Only of chunks that enter a new block: what is behind the others was ahead of an earlier chunk.
     """
     stop_C = step.start_C + step.length_C
-    prompt_len_C = np.array([chunk.request.prompt_len for chunk in step.chunks])
+    prompt_len_C = step.state_C["prompt_len"]
     limit_C = np.minimum(-(-stop_C // block) * block, prompt_len_C)
     enters_C = -(-step.start_C // block) * block < stop_C
     of = np.flatnonzero(enters_C & (stop_C < limit_C))

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tokenrouter.engine.detokenizer import IncrementalDetokenizer
-from tokenrouter.engine.sampler import SamplerState, check_stop
+from tokenrouter.engine.sampler import check_stop
+from tokenrouter.engine.sampling_rows import SamplerState
 from tokenrouter.engine.step import IntArray
 from tokenrouter.outputs import (
     CompletionOutput,
@@ -29,7 +30,7 @@ class Completion:
         state: what the sampler keeps for it.
         detokenizer: None: no text is wanted, or there is no tokenizer.
         logprobs: one entry per generated token; None: not asked for.
-        output_ids: the generated tokens; ``num_detokenized`` of them went to the detokenizer.
+        num_detokenized: so many of the generated tokens went to the detokenizer.
         finish_reason: None while it runs; ``stop_reason`` is the token or string that ended it.
         finished_s: when it ended, NaN before.
     """
@@ -38,39 +39,41 @@ class Completion:
     state: SamplerState
     detokenizer: IncrementalDetokenizer | None
     logprobs: list[LogprobEntry] | None
-    output_ids: list[int] = field(default_factory=list)
     num_detokenized: int = 0
     cumulative_logprob: float = 0.0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     finished_s: float = math.nan
 
-    def feed_forced(self, now_s: float) -> int:
-        """Teacher forcing: appends the next given token, or ends; returns the number of new tokens."""
-        request = self.request
-        assert request.forced_ids is not None
-        fed = request.num_tokens - request.prompt_len
-        request.token_times_s.append(now_s)
-        if fed == len(request.forced_ids):
-            self.finish_reason = "length"
-            return 0
-        request.history.append(int(request.forced_ids[fed]))
-        return 1
+    @property
+    def looks_at_tokens(self) -> bool:
+        """Whether each token matters to it before the end."""
+        wants = self.logprobs is not None or self.state.counts is not None
+        return wants or bool(self.request.params.stop_strings)
 
-    def append(
-        self, token: int, logprobs: LogprobEntry | None, eos_token_ids: frozenset[int], now_s: float
-    ) -> None:
-        """Appends a drawn token and sees whether it ends the completion."""
+    @property
+    def num_output(self) -> int:
+        """Tokens that were drawn; those that were given do not count."""
         request = self.request
-        request.history.append(token)
-        request.token_times_s.append(now_s)
-        self.state.advance(token)
-        self.output_ids.append(token)
+        return 0 if request.forced_ids is not None else request.num_tokens - request.prompt_len
+
+    def output_ids(self, start: int = 0) -> list[int]:
+        """The drawn tokens from number ``start`` on."""
+        first = self.request.prompt_len
+        ids: list[int] = self.request.history.ids[first + start : first + self.num_output].tolist()
+        return ids
+
+    def take(
+        self, token_id: int, logprobs: LogprobEntry | None, eos_token_ids: frozenset[int]
+    ) -> None:
+        """Sees whether the token that was appended last ends the completion."""
+        request = self.request
+        self.state.advance(token_id)
         if self.logprobs is not None and logprobs is not None:
             self.logprobs.append(logprobs)
-            self.cumulative_logprob += logprobs[token].logprob
+            self.cumulative_logprob += logprobs[token_id].logprob
         room = request.max_total - request.prompt_len
-        stop = check_stop(request.params, self.output_ids, eos_token_ids, room)
+        stop = check_stop(request.params, token_id, self.num_output, eos_token_ids, room)
         if stop is not None:
             self.finish_reason, self.stop_reason = stop
         if request.params.stop_strings and self.detokenizer is not None:
@@ -87,7 +90,7 @@ class Completion:
             index=self.request.index,
             text=text,
             delta=delta,
-            token_ids=tuple(self.output_ids),
+            token_ids=tuple(self.output_ids()),
             cumulative_logprob=self.cumulative_logprob if wants_logprobs else None,
             logprobs=list(self.logprobs) if self.logprobs is not None else None,
             routes=self._routes(executed_of) if ended else (),
@@ -112,9 +115,9 @@ class Completion:
 
     def _detokenize(self, detokenizer: IncrementalDetokenizer) -> None:
         """Feeds what the detokenizer has not seen: every step for streams and stop strings, else once at the end."""
-        for token in self.output_ids[self.num_detokenized :]:
+        for token in self.output_ids(self.num_detokenized):
             detokenizer.append(token)
-        self.num_detokenized = len(self.output_ids)
+        self.num_detokenized = self.num_output
 
     def _routes(self, executed_of: IntArray) -> tuple[int, ...]:
         """The executed route per token, -1 where it never ran (the last one never does)."""
@@ -126,7 +129,7 @@ class Completion:
 
     def _metrics(self) -> RequestMetrics:
         request = self.request
-        times = request.token_times_s
+        times = request.times_N[~np.isnan(request.times_N)].tolist()
         return RequestMetrics(
             arrival_s=request.arrival_s,
             first_scheduled_s=request.first_scheduled_s,

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from tokenrouter.engine.asking import repeated_routes, repeating, tokens_ahead, with_repeats
+from tokenrouter.engine.row_owners import RowOwners
 from tokenrouter.engine.step import IntArray, PackedStep
 from tokenrouter.features import FeatureExtractor, sequence_batch
 from tokenrouter.routers.base import Router
@@ -60,6 +61,7 @@ class Decider:
         self._executed_of = executed_of
         self._route_names = route_names
         self._warned = False
+        self._answers = _RequestAnswers()
 
     def admit(self, requests: Sequence[Request]) -> float:
         """Asks a router that works per request, once for the completions of one prompt.
@@ -121,7 +123,7 @@ class Decider:
         if not decides_all:
             asked_T = fresh_T & np.isin(step.batch.phase_T.numpy(), list(router.phases))
         if router.level == "request":
-            answer = _spread(step, asked_T)
+            answer = self._answers.spread(step, asked_T)
         else:
             batch = step.batch if asked_T.all() else _select(step.batch, asked_T)
             answer = self._ask(self._extract(batch))
@@ -166,21 +168,29 @@ def _select(batch: TokenBatch, is_wanted_T: NDArray[np.bool_]) -> TokenBatch:
     return batch.select(torch.from_numpy(np.flatnonzero(is_wanted_T)))
 
 
-def _spread(step: PackedStep, asked_T: NDArray[np.bool_]) -> RoutingDecision:
-    """The answers that the requests got at their admission, for each of the asked tokens."""
-    answers = [chunk.request.decision for chunk in step.chunks]
-    reasons: dict[str, int] = {}
-    route_C, score_C, reason_C = [], [], []
-    for answer in answers:
-        assert answer is not None, "a request without its router's answer"
-        route_C.append(answer.route)
-        score_C.append(answer.score)
-        reason_C.append(reasons.setdefault(answer.reason, len(reasons)))
-    chunk_T = np.repeat(np.arange(len(answers)), step.length_C)
-    chunk_N = torch.from_numpy(chunk_T[asked_T])
-    return RoutingDecision(
-        route_T=torch.tensor(route_C)[chunk_N],
-        score_T=torch.tensor(score_C, dtype=torch.float32)[chunk_N],
-        reason_T=torch.tensor(reason_C)[chunk_N],
-        reasons=tuple(reasons),
-    )
+class _RequestAnswers:
+    """The answers that requests got at their admission, by row."""
+
+    def __init__(self) -> None:
+        self._owners = RowOwners()
+        self._reasons: dict[str, int] = {}
+        self._answer_R = np.zeros(
+            0, [("route", np.int64), ("score", np.float32), ("reason", np.int64)]
+        )
+
+    def spread(self, step: PackedStep, asked_T: NDArray[np.bool_]) -> RoutingDecision:
+        """For each of the asked tokens its request's."""
+        if len(self._answer_R) != len(step.tokens.state_R):
+            self._answer_R = np.zeros(len(step.tokens.state_R), self._answer_R.dtype)
+        for c in self._owners.newcomers(step).tolist():
+            answer = step.requests[c].decision
+            assert answer is not None, "a request without its router's answer"
+            reason = self._reasons.setdefault(answer.reason, len(self._reasons))
+            self._answer_R[step.row_C[c]] = answer.route, answer.score, reason
+        answer_N = self._answer_R[step.batch.row_T.numpy()[asked_T]]
+        return RoutingDecision(
+            route_T=torch.from_numpy(answer_N["route"].copy()),
+            score_T=torch.from_numpy(answer_N["score"].copy()),
+            reason_T=torch.from_numpy(answer_N["reason"].copy()),
+            reasons=tuple(self._reasons),
+        )

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenrouter.engine.decider import StepDecision
-from tokenrouter.engine.step import PackedStep
+from tokenrouter.engine.row_owners import RowOwners
+from tokenrouter.engine.step import IntArray, PackedStep
 
 Block = dict[str, NDArray[Any]]
 
@@ -32,14 +33,14 @@ class DecisionRecorder:
         self.request_ids: list[str] = []
         self.reasons: list[str] = []
         self._index: dict[str, int] = {}
+        self._owners, self._index_R = RowOwners(), np.zeros(0, np.int64)
 
     def record(self, step: PackedStep, decision: StepDecision) -> None:
         """Adds the step's fresh decisions, one row per token; to be called once per decided step."""
         fresh_T, answer = decision.fresh_T, decision.decision
         if answer is None:
             return
-        request_C = [self._request(chunk.request.request_id) for chunk in step.chunks]
-        request_T = np.repeat(request_C, step.length_C)
+        request_T = np.repeat(self._requests(step), step.length_C)
         reason_of = np.array([self._reason(reason) for reason in answer.reasons])
         batch = step.batch
         self.blocks.append(
@@ -54,6 +55,15 @@ class DecisionRecorder:
                 "reason": reason_of[answer.reason_T.numpy()],
             }
         )
+
+    def _requests(self, step: PackedStep) -> IntArray:
+        """Per chunk the index of its request."""
+        if len(self._index_R) != len(step.tokens.state_R):
+            self._index_R = np.zeros(len(step.tokens.state_R), np.int64)
+        for c in self._owners.newcomers(step).tolist():
+            self._index_R[step.row_C[c]] = self._request(step.requests[c].request_id)
+        index_C: IntArray = self._index_R[step.row_C]
+        return index_C
 
     def _request(self, request_id: str) -> int:
         if request_id not in self._index:

@@ -9,8 +9,11 @@ may start later) and while by the costs measured at start-up their company saves
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tokenrouter.engine.costs import CostModel
 from tokenrouter.engine.step import IntArray, PackedStep
@@ -28,13 +31,13 @@ MIN_SAVED_FRAC = 0.1
 class Work:
     """Chunk numbers per forward, and the chunks that wait for a later step."""
 
-    forwards: tuple[tuple[int, ...], ...]
-    deferred: tuple[int, ...] = ()
+    forwards: tuple[IntArray, ...]
+    deferred: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
-    def running(self) -> list[int]:
+    def running(self) -> IntArray:
         """The chunks of all forwards, in their order."""
-        return [c for chunks in self.forwards for c in chunks]
+        return np.concatenate(self.forwards)
 
 
 class Dispatcher:
@@ -72,58 +75,57 @@ class Dispatcher:
 
     def dispatch(self, step: PackedStep, executed_T: IntArray) -> Work:
         """Groups the chunks of ``step``; tokens of one chunk always run together."""
-        everything = tuple(range(len(step.chunks)))
+        everything = np.arange(len(step.requests))
         if self.mode == "mixed":
             return Work(forwards=(everything,))
-        queues: dict[int, list[int]] = {}
-        for c in everything:
-            if step.chunks[c].request.decoding:
-                queues.setdefault(int(executed_T[step.first_C[c]]), []).append(c)
-        num_prompts = len(everything) - sum(map(len, queues.values()))
-        if not queues or (len(queues) == 1 and not num_prompts):
+        route_C = executed_T[step.first_C]
+        found, first = np.unique(route_C[step.is_decode_C], return_index=True)
+        routes = found[np.argsort(first)].tolist()  # of equally long queues the first one's runs
+        has_prompts = not step.is_decode_C.all()
+        if not routes or (len(routes) == 1 and not has_prompts):
             return Work(forwards=(everything,))
-        if self.mode == "auto":
-            waiting = set() if num_prompts else self._waiting(step, queues)
-            running = tuple(c for c in everything if c not in waiting)
-            return Work(forwards=(running,), deferred=tuple(sorted(waiting)))
-        return self._queued(step, queues)
-
-    def _queued(self, step: PackedStep, queues: Mapping[int, Sequence[int]]) -> Work:
-        """A forward for the prompts, and one for each route that has company or cannot wait."""
-        prompts = tuple(c for c, chunk in enumerate(step.chunks) if not chunk.request.decoding)
-        ready = [chunks for route, chunks in queues.items() if self._is_ready(step, route, chunks)]
-        if not prompts and not ready:
-            ready = [max(queues.values(), key=len)]
-        running = {c for chunks in ready for c in chunks}
-        deferred = tuple(c for chunks in queues.values() for c in chunks if c not in running)
-        forwards = [tuple(chunks) for chunks in ready]
+        queues = {r: np.flatnonzero(step.is_decode_C & (route_C == r)) for r in routes}
+        if self.mode == "queued":
+            return self._queued(step, queues)
+        if has_prompts:
+            return Work(forwards=(everything,))
+        is_waiting_C = self._waiting(step, queues)
         return Work(
-            forwards=(prompts, *forwards) if prompts else tuple(forwards), deferred=deferred
+            forwards=(np.flatnonzero(~is_waiting_C),), deferred=np.flatnonzero(is_waiting_C)
         )
 
-    def _is_ready(self, step: PackedStep, route: int, chunks: Sequence[int]) -> bool:
-        waited = max(step.chunks[c].request.waited_steps for c in chunks)
-        return len(chunks) >= self.min_batch or waited >= self._max_wait[route]
+    def _queued(self, step: PackedStep, queues: Mapping[int, IntArray]) -> Work:
+        """A forward for the prompts, and one for each route that has company or cannot wait."""
+        prompts = np.flatnonzero(~step.is_decode_C)
+        ready = [of for route, of in queues.items() if self._is_ready(step, route, of)]
+        if not len(prompts) and not ready:
+            ready = [max(queues.values(), key=len)]
+        forwards = (prompts, *ready) if len(prompts) else tuple(ready)
+        deferred = np.setdiff1d(np.arange(len(step.requests)), np.concatenate(forwards))
+        return Work(forwards=forwards, deferred=deferred)
 
-    def _waiting(self, step: PackedStep, queues: Mapping[int, Sequence[int]]) -> set[int]:
-        """`auto` in decode: the chunks that better wait for company."""
+    def _is_ready(self, step: PackedStep, route: int, of: IntArray) -> bool:
+        waited = step.state_C["waited_steps"][of].max()
+        return len(of) >= self.min_batch or bool(waited >= self._max_wait[route])
+
+    def _waiting(self, step: PackedStep, queues: Mapping[int, IntArray]) -> NDArray[np.bool_]:
+        """`auto` in decode: which chunks better wait for company."""
         assert self._costs is not None
-        groups: dict[str, list[int]] = {}
+        groups: dict[str, list[IntArray]] = {}
         can_wait: dict[str, bool] = {}
-        left = [chunk.request.num_left for chunk in step.chunks]
-        longest = max(left)
-        for route, chunks in queues.items():
-            name, bound = self._route_executor[route], self._max_wait[route]
-            groups.setdefault(name, []).extend(chunks)
-            can_wait[name] = can_wait.get(name, True) and all(
-                left[c] < longest and step.chunks[c].request.waited_steps < bound for c in chunks
-            )
-        main = max(groups, key=lambda name: len(groups[name]))
-        company = max(self.min_batch, -(-len(left) // COMPANY))
-        step_s = sum(self._costs.tokenwise_s(name, len(chunks)) for name, chunks in groups.items())
-        waiting: set[int] = set()
-        for name, chunks in groups.items():
-            if name != main and can_wait[name] and len(chunks) < company:
-                saved_s = self._costs.saved_s(name, len(chunks), company)
-                waiting.update(chunks if saved_s >= MIN_SAVED_FRAC * step_s else ())
-        return waiting
+        left_C, waited_C = step.num_left_C, step.state_C["waited_steps"]
+        for route, of in queues.items():
+            name = self._route_executor[route]
+            groups.setdefault(name, []).append(of)
+            can_wait_N = (left_C[of] < left_C.max()) & (waited_C[of] < self._max_wait[route])
+            can_wait[name] = can_wait.get(name, True) and bool(can_wait_N.all())
+        counts = {name: sum(map(len, parts)) for name, parts in groups.items()}
+        main = max(counts, key=lambda name: counts[name])
+        company = max(self.min_batch, -(-len(left_C) // COMPANY))
+        step_s = sum(self._costs.tokenwise_s(name, count) for name, count in counts.items())
+        is_waiting_C = np.zeros(len(left_C), np.bool_)
+        for name, parts in groups.items():
+            if name != main and can_wait[name] and counts[name] < company:
+                saved_s = self._costs.saved_s(name, counts[name], company)
+                is_waiting_C[np.concatenate(parts)] = saved_s >= MIN_SAVED_FRAC * step_s
+        return is_waiting_C

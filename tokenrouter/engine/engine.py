@@ -87,7 +87,7 @@ class LLMEngine:
         plan = parts.scheduler.schedule()
         self.stats.num_preemptions += len(plan.preempted)
         self.stats.shared_tokens += plan.num_shared_tokens
-        if not plan.chunks:
+        if not plan.requests:
             return parts.live.take_changed()
         step, used_slots = pack(plan, parts.scheduler.tokens), self.pool.used
         self._note_live_bytes()
@@ -102,11 +102,11 @@ class LLMEngine:
         result = parts.runner.run(step, work, decision.executed_T)
 
         ran_at = time.perf_counter()
-        sampled = parts.live.sample(result.chunks, result.logits_RV, parts.sampler)
+        sampled = parts.live.sample(step, result.due_R, result.logits_RV, parts.sampler)
         self._advance(step, work)
-        accepted = parts.live.accept(result.chunks, sampled)
+        accepted = parts.live.accept(step, result.due_R, sampled)
         if parts.feed is not None:
-            self.stats.router_s += parts.feed.take(result.chunks, result.logits_RV)
+            self.stats.router_s += parts.feed.take(step, result.due_R, result.logits_RV)
         self._retire(step, work, accepted.ended)
         outputs = parts.live.take_changed()
         self._give_memory_back()
@@ -235,18 +235,13 @@ class LLMEngine:
             self._parts.recorder.record(step, decision)
 
     def _account_waiting(self, step: PackedStep, work: Work, now_s: float) -> None:
-        for c in work.running:
-            step.chunks[c].request.stop_waiting(now_s)
-        for c in work.deferred:
-            step.chunks[c].request.start_waiting(now_s)
+        step.tokens.run(step.row_C[work.running], now_s)
+        step.tokens.wait(step.row_C[work.deferred], now_s)
 
     def _advance(self, step: PackedStep, work: Work) -> None:
-        for c in work.running:
-            chunk = step.chunks[c]
-            stop = chunk.start + chunk.length
-            self.stats.reused_tokens += chunk.request.computed_up_to(stop)
-        for c in work.deferred:
-            step.chunks[c].request.waited_steps += 1
+        ran, stop_C = work.running, step.start_C + step.length_C
+        self.stats.reused_tokens += step.tokens.advance(step.row_C[ran], stop_C[ran])
+        step.tokens.state_R["waited_steps"][step.row_C[work.deferred]] += 1
 
     def _retire(self, step: PackedStep, work: Work, ended: Sequence[Request]) -> None:
         """Evicts what is due, keeps prefixes for others, and frees what ended requests hold."""
@@ -255,8 +250,10 @@ class LLMEngine:
             if parts.retainer is not None:
                 self.stats.count_retention(*parts.retainer.retire())
             if parts.sharing is not None:
-                for c in work.running:
-                    parts.sharing.offer(step.chunks[c].request)
+                state_C = step.tokens.state_R[step.row_C[work.running]]
+                may_offer_C = state_C["num_shared"] < state_C["shares_to"]
+                for c in work.running[may_offer_C].tolist():
+                    parts.sharing.offer(step.requests[c])
         finally:
             for request in ended:
                 parts.scheduler.finish(request)

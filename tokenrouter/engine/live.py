@@ -6,25 +6,32 @@ C completions due in a step, V vocabulary.
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tokenrouter.engine.admission import check_forced_ids, encode_prompt, longest_total
+from tokenrouter.engine.admission import (
+    check_forced_ids,
+    check_priority,
+    check_sink,
+    encode_prompt,
+    longest_total,
+)
 from tokenrouter.engine.completion import Completion, LogprobEntry, RequestGroup
+from tokenrouter.engine.completion_rows import NO_ID, CompletionRows
 from tokenrouter.engine.detokenizer import IncrementalDetokenizer
 from tokenrouter.engine.logits import top_logprobs
-from tokenrouter.engine.sampler import SampledTokens, Sampler, SamplerState
-from tokenrouter.engine.step import IntArray
+from tokenrouter.engine.sampler import SampledTokens, Sampler
+from tokenrouter.engine.sampling_rows import SamplerState, SamplingBatch
+from tokenrouter.engine.step import IntArray, PackedStep
 from tokenrouter.features import TokenHistory
 from tokenrouter.kvcache import KVPool
 from tokenrouter.models import ModelConfig
 from tokenrouter.outputs import RequestOutput
 from tokenrouter.sampling_params import SamplingParams
-from tokenrouter.scheduler import Chunk, Request
+from tokenrouter.scheduler import Request
 from tokenrouter.scheduler.request import LogitsSink
 
 
@@ -56,6 +63,7 @@ class LiveRequests:
         self._config = config
         self._executed_of = executed_of
         self._is_special_V = is_special_V
+        self._rows = CompletionRows(config.eos_token_ids, config.vocab_size)
         self._groups: dict[str, RequestGroup] = {}
         self._owner: dict[Request, tuple[RequestGroup, Completion]] = {}
         self._changed: dict[RequestGroup, None] = {}
@@ -84,8 +92,12 @@ class LiveRequests:
         Raises:
             ValueError: it cannot run; nothing of it is kept.
         """
-        self._refuse_contradictions(request_id, params, forced_ids, logits_sink, wants_all_logits)
-        _check_priority(priority)
+        if request_id in self._groups:
+            raise ValueError(
+                f"request id {request_id!r} is already in use by an unfinished request"
+            )
+        check_sink(params, logits_sink, forced_ids, wants_all_logits)
+        check_priority(priority)
         ids = encode_prompt(prompt, self._tokenizer, self._config.vocab_size)
         forced_ids = check_forced_ids(forced_ids, self._config.vocab_size)
         num_forced = None if forced_ids is None else len(forced_ids)
@@ -117,49 +129,90 @@ class LiveRequests:
         return [completion.request for completion in group.completions]
 
     def sample(
-        self, chunks: Sequence[Chunk], logits_CV: Tensor | None, sampler: Sampler
+        self, step: PackedStep, due_C: IntArray, logits_CV: Tensor | None, sampler: Sampler
     ) -> SampledTokens | None:
         """Hands forced completions' logits to their sinks and draws the next token of the others.
 
         Changes no request, so that a step can be tried again when a sink or the draw raises.
-        """
-        for c, chunk in enumerate(chunks):
-            request = chunk.request
-            if request.forced_ids is not None and not request.wants_all_logits:
-                assert logits_CV is not None
-                request.hand_over(request.num_tokens - 1, logits_CV[c : c + 1].float())
-        free = [c for c, chunk in enumerate(chunks) if chunk.request.forced_ids is None]
-        if not free or logits_CV is None:
-            return None
-        states = [self._owner[chunks[c].request][1].state for c in free]
-        rows = logits_CV if len(free) == len(chunks) else logits_CV[free]
-        return sampler.sample(rows, states, self._config.eos_token_ids)
 
-    def accept(self, chunks: Sequence[Chunk], sampled: SampledTokens | None) -> Accepted:
-        """Appends the drawn (or forced) tokens and says what is done, for the scheduler to release."""
-        now = time.perf_counter()
-        drawn = iter(range(len(chunks)))
-        ids = sampled.ids_B.tolist() if sampled is not None else []
-        num_new, ended = 0, []
-        for chunk in chunks:
-            request = chunk.request
-            group, completion = self._owner[request]
-            if request.forced_ids is not None:
-                num_new += completion.feed_forced(now)
-            else:
-                row = next(drawn)
-                logprobs = sampled.logprobs[row] if sampled is not None else None
-                if logprobs is not None:
-                    logprobs = self._with_text(logprobs)
-                completion.append(ids[row], logprobs, self._config.eos_token_ids, now)
-                num_new += 1
-            if group.stream or completion.finish_reason is not None:
-                self._changed[group] = None
-            if completion.finish_reason is not None:
-                completion.finished_s = now
-                request.finished = True
+        Args:
+            step: as it ran.
+            due_C: the chunks whose next token is due.
+            logits_CV: of their last tokens.
+            sampler: draws.
+        """
+        self._rows.meet(step, self._state_of, self._is_watched)
+        if logits_CV is None:
+            return None
+        row_C, state_C = step.row_C[due_C], step.state_C[due_C]
+        is_forced_C = state_C["is_forced"]
+        for c in np.flatnonzero(is_forced_C & ~state_C["wants_all_logits"]).tolist():
+            request = step.requests[due_C[c]]
+            request.hand_over(request.num_tokens - 1, logits_CV[c : c + 1].float())
+        free = np.flatnonzero(~is_forced_C)
+        if not len(free):
+            return None
+        num_output_C = step.tokens.history.length_R[row_C] - state_C["prompt_len"]
+        batch = SamplingBatch(
+            settings_B=self._rows.settings_R[row_C[free]],
+            num_output_B=num_output_C[free],
+            state_of=lambda b: self._state_of(step.requests[due_C[free[b]]]),
+        )
+        rows = logits_CV if len(free) == len(due_C) else logits_CV[free]
+        return sampler.sample(rows, batch, self._config.eos_token_ids)
+
+    def accept(self, step: PackedStep, due_C: IntArray, sampled: SampledTokens | None) -> Accepted:
+        """Appends the drawn (or forced) tokens and says what is done, for the scheduler to release.
+
+        Only completions that somebody looks at, or that may end, are looked at one by one.
+        """
+        now, tokens, row_C = time.perf_counter(), step.tokens, step.row_C[due_C]
+        is_forced_C = step.state_C["is_forced"][due_C]
+        ids_C = np.full(len(due_C), NO_ID)
+        if sampled is not None:
+            ids_C[~is_forced_C] = sampled.ids_B.cpu().numpy()
+        for c in np.flatnonzero(is_forced_C).tolist():
+            ids_C[c] = _next_forced(step.requests[due_C[c]])
+        tokens.time_RN[row_C, tokens.history.length_R[row_C]] = now
+        grows_C = ids_C != NO_ID
+        grown_C = ids_C[grows_C]
+        tokens.history.append(row_C[grows_C], grown_C, self._is_special_V[grown_C])
+        logprobs = (
+            dict(zip(np.flatnonzero(~is_forced_C).tolist(), sampled.logprobs, strict=True))
+            if sampled is not None
+            else {}
+        )
+        ended = []
+        for c in self._rows.to_visit(tokens, row_C, ids_C).tolist():
+            request = step.requests[due_C[c]]
+            if self._visit(request, int(ids_C[c]), logprobs.get(c), now):
                 ended.append(request)
-        return Accepted(num_new, tuple(ended))
+        return Accepted(int(grows_C.sum()), tuple(ended))
+
+    def _visit(
+        self, request: Request, token_id: int, logprobs: LogprobEntry | None, now_s: float
+    ) -> bool:
+        """Looks at a completion that has got a token, or none more where it is forced; whether it ends."""
+        group, completion = self._owner[request]
+        if request.forced_ids is None:
+            if logprobs is not None:
+                logprobs = self._with_text(logprobs)
+            completion.take(token_id, logprobs, self._config.eos_token_ids)
+        elif token_id == NO_ID:
+            completion.finish_reason = "length"
+        ended = completion.finish_reason is not None
+        if group.stream or ended:
+            self._changed[group] = None
+        if ended:
+            completion.finished_s, request.finished = now_s, True
+        return ended
+
+    def _state_of(self, request: Request) -> SamplerState:
+        return self._owner[request][1].state
+
+    def _is_watched(self, request: Request) -> bool:
+        group, completion = self._owner[request]
+        return group.stream or request.forced_ids is not None or completion.looks_at_tokens
 
     def abort(self, request_id: str) -> list[Request]:
         """Ends a request's unfinished completions; returns them, for the scheduler to release."""
@@ -192,33 +245,6 @@ class LiveRequests:
             self._changed.pop(group, None)
             for completion in group.completions:
                 del self._owner[completion.request]
-
-    def _refuse_contradictions(
-        self,
-        request_id: str,
-        params: SamplingParams,
-        forced_ids: Sequence[int] | None,
-        logits_sink: LogitsSink | None,
-        wants_all_logits: bool,
-    ) -> None:
-        if request_id in self._groups:
-            raise ValueError(
-                f"request id {request_id!r} is already in use by an unfinished request"
-            )
-        if wants_all_logits and logits_sink is None:
-            raise ValueError("wants_all_logits=True needs a logits_sink that takes the logits")
-        if logits_sink is None:
-            return
-        if params.prompt_logprobs is not None:
-            raise ValueError(
-                f"prompt_logprobs={params.prompt_logprobs} cannot be combined with a logits_sink: ask for them in "
-                "another request, or take them from the sink's logits (wants_all_logits=True)"
-            )
-        if forced_ids is None and not wants_all_logits:
-            raise ValueError(
-                "a logits_sink without forced_ids gets logits only with wants_all_logits=True: set it, give "
-                "forced_ids (an empty list: the prompt alone), or leave the sink out"
-            )
 
     def _add_completion(self, group: RequestGroup, request: Request) -> None:
         """The first completion also hands over the prompt's logits, where they are wanted."""
@@ -267,6 +293,8 @@ class LiveRequests:
         }
 
 
-def _check_priority(priority: int) -> None:
-    if isinstance(priority, bool) or not isinstance(priority, Integral):
-        raise ValueError(f"priority must be an integer, lower goes first, got {priority!r}")
+def _next_forced(request: Request) -> int:
+    """The next given token of a forced request, NO_ID where none is left."""
+    assert request.forced_ids is not None
+    fed = request.num_tokens - request.prompt_len
+    return int(request.forced_ids[fed]) if fed < len(request.forced_ids) else NO_ID

@@ -203,12 +203,12 @@ def _ranks(logits_TV: Tensor, ids_T1: Tensor, ids_TK: Tensor) -> list[int]:
 
 
 def requested_logprobs(
-    logits_BV: Tensor, ids_B: Tensor, wanted: Sequence[int | None]
+    logits_BV: Tensor, ids_B: Tensor, wanted_B: IntArray
 ) -> list[dict[int, Logprob] | None]:
-    """``top_logprobs`` of each row that wants some, None for the others."""
-    result: list[dict[int, Logprob] | None] = [None] * len(wanted)
-    for k in sorted({k for k in wanted if k is not None}):
-        rows = [row for row, row_k in enumerate(wanted) if row_k == k]
+    """``top_logprobs`` of each row that wants some; None for the others, whose number is negative."""
+    result: list[dict[int, Logprob] | None] = [None] * len(wanted_B)
+    for k in np.unique(wanted_B[wanted_B >= 0]).tolist():
+        rows = np.flatnonzero(wanted_B == k).tolist()
         found = top_logprobs(logits_BV[rows], ids_B[rows], k)
         for row, entry in zip(rows, found, strict=True):
             result[row] = entry

@@ -10,9 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tokenrouter.engine.step import PackedStep
+from tokenrouter.engine.step import IntArray, PackedStep
 from tokenrouter.models import Observation
-from tokenrouter.scheduler import Chunk
 
 Received = dict[str, dict[int, Tensor]]
 
@@ -52,8 +51,23 @@ class Watcher(Protocol):
     def start_step(self) -> None:
         """The step's forwards are about to run."""
 
-    def observe(self, step: PackedStep, chunks: Sequence[int]) -> Observation | None:
+    def observe(self, step: PackedStep, of: IntArray) -> Observation | None:
         """What a forward of some of the step's chunks reports; it is filled by the forward. None: nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a forward reported of the chunks ``of`` of a step."""
+
+    step: PackedStep
+    of: IntArray
+    observation: Observation
+
+    @property
+    def stop_B(self) -> IntArray:
+        """Of each chunk's request the tokens that its last query can see, if none is evicted."""
+        stop_B: IntArray = (self.step.start_C + self.step.length_C)[self.of]
+        return stop_B
 
 
 class Observer:
@@ -68,16 +82,16 @@ class Observer:
             )
         self._options = options
         self._layer_groups = layer_groups
-        self._parts: list[tuple[list[Chunk], Observation]] = []
+        self._reports: list[Report] = []
 
     def start_step(self) -> None:
         """Forgets the step before."""
-        self._parts = []
+        self._reports = []
 
-    def observe(self, step: PackedStep, chunks: Sequence[int]) -> Observation | None:
+    def observe(self, step: PackedStep, of: IntArray) -> Observation | None:
         """See Watcher."""
         options = self._options
-        is_decode_B = torch.from_numpy(step.length_C[list(chunks)] == 1)
+        is_decode_B = torch.from_numpy(step.length_C[of] == 1)
         decode_B = is_decode_B.long() * options.decode
         prompts_B = decode_B + ~is_decode_B * options.prefill_queries
         num_observed: dict[int, Tensor] = {}
@@ -88,13 +102,13 @@ class Observer:
         if not num_observed:
             return None
         observation = Observation(num_observed=num_observed)
-        self._parts.append(([step.chunks[c] for c in chunks], observation))
+        self._reports.append(Report(step, of, observation))
         return observation
 
     @property
-    def reports(self) -> Sequence[tuple[Sequence[Chunk], Observation]]:
-        """Of the last step: each forward's chunks that may report, and what it reported."""
-        return self._parts
+    def reports(self) -> Sequence[Report]:
+        """Of the last step's forwards, those that had something to report."""
+        return self._reports
 
     def received(self) -> Received:
         """Of the last step: per request that reports and layer group, float32 ``[N]``.
@@ -103,14 +117,15 @@ class Observer:
         decode token gives 1 in all.
         """
         found: Received = {}
-        for chunks, observation in self._parts:
-            sizes = [chunk.start + chunk.length for chunk in chunks]
-            for group, all_N in observation.received.items():
-                layers_B = self._num_layers(observation, group)
-                parts = zip(chunks, all_N.split(sizes), layers_B.tolist(), strict=True)
-                for chunk, sum_N, num_layers in parts:
+        for report in self._reports:
+            requests = [report.step.requests[c] for c in report.of.tolist()]
+            for group, all_N in report.observation.received.items():
+                sums = all_N.split(report.stop_B.tolist())
+                layers_B = self._num_layers(report.observation, group)
+                parts = zip(requests, sums, layers_B.tolist(), strict=True)
+                for request, sum_N, num_layers in parts:
                     if num_layers:
-                        own = found.setdefault(chunk.request.request_id, {})
+                        own = found.setdefault(request.request_id, {})
                         own[group] = sum_N / num_layers
         return found
 

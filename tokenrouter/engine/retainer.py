@@ -3,11 +3,12 @@
 N entries of one request in one layer group, G layer groups.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenrouter.engine.step import IntArray, PackedStep
@@ -37,20 +38,29 @@ class Retired(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A forward: its requests, up to which of their tokens it ran, and what it reports.
+    """A forward of the chunks ``of``: up to which of their tokens it ran, and what it reports.
 
     Attributes:
+        requests: of the whole step.
         start_B, stop_B: first token, and the one behind the last.
         num_observed_B: so many of the last queries report.
         num_entries: per layer group how many entries each request's last query saw, where the forward reports.
     """
 
-    requests: list[Request]
+    requests: Sequence[Request]
+    of: IntArray
     start_B: IntArray
     stop_B: IntArray
     num_observed_B: IntArray
     num_entries: list[list[int]]
     observation: Observation | None
+
+    def requests_where(self, is_wanted_B: NDArray[np.bool_]) -> Iterator[tuple[int, Request]]:
+        """Those of the forward that have not ended, with their numbers b."""
+        for b in np.flatnonzero(is_wanted_B).tolist():
+            request = self.requests[self.of[b]]
+            if not request.finished:
+                yield b, request
 
 
 class Retainer:
@@ -91,9 +101,8 @@ class Retainer:
         """Forgets what the last step's forwards reported."""
         self._parts = []
 
-    def observe(self, step: PackedStep, chunks: Sequence[int]) -> Observation | None:
+    def observe(self, step: PackedStep, of: IntArray) -> Observation | None:
         """What a forward of some of the step's chunks reports: queries in the window before the next decision."""
-        of = list(chunks)
         row_B, start_B = step.row_C[of], step.start_C[of]
         stop_B = start_B + step.length_C[of]
         observation, num_observed_B = None, self._num_observed(start_B, stop_B)
@@ -104,9 +113,9 @@ class Retainer:
             for table in self._pool.tables:  # without those that a later query of the row will see
                 unseen_B = table.num_seen_R[row_B] - stop_B
                 num_entries.append((table.num_kept_R[row_B] - unseen_B).tolist())
-        requests = [step.chunks[c].request for c in of]
-        part = _Part(requests, start_B, stop_B, num_observed_B, num_entries, observation)
-        self._parts.append(part)
+        self._parts.append(
+            _Part(step.requests, of, start_B, stop_B, num_observed_B, num_entries, observation)
+        )
         return observation
 
     def retire(self) -> Retired:
@@ -119,11 +128,10 @@ class Retainer:
         parts, self._parts = self._parts, []
         for part in parts:
             for b in np.flatnonzero(part.start_B == 0).tolist():
-                self._start(part.requests[b])
+                self._start(part.requests[part.of[b]])
             self._take(part)
-            for b in np.flatnonzero(part.stop_B % self.options.interval == 0).tolist():
-                if not part.requests[b].finished:
-                    freed += self._decide(part.requests[b], int(part.stop_B[b]))
+            for b, request in part.requests_where(part.stop_B % self.options.interval == 0):
+                freed += self._decide(request, int(part.stop_B[b]))
         return Retired(num_decisions=len(freed), evicted_entries=sum(freed))
 
     def _refuse_blind_groups(self) -> None:
@@ -157,13 +165,12 @@ class Retainer:
             num_layers = len(set(self._groups[group]) & set(self._layers))
             sizes = part.num_entries[group]
             sum_BN = all_N.split(sizes)
-            for b in np.flatnonzero(part.num_observed_B).tolist():
-                request, stop = part.requests[b], int(part.stop_B[b])
-                if not request.finished:
-                    positions_N = torch.from_numpy(positions_RN[request.row, : sizes[b]])
-                    first = stop - int(part.num_observed_B[b])
-                    statistics = _statistics(request)[group]
-                    statistics.add(sum_BN[b] / num_layers, positions_N, first, stop)
+            for b, request in part.requests_where(part.num_observed_B > 0):
+                positions_N = torch.from_numpy(positions_RN[request.row, : sizes[b]])
+                stop = int(part.stop_B[b])
+                first = stop - int(part.num_observed_B[b])
+                statistics = _statistics(request)[group]
+                statistics.add(sum_BN[b] / num_layers, positions_N, first, stop)
 
     def _decide(self, request: Request, num_seen: int) -> list[int]:
         """Per layer group, how many entries were evicted."""

@@ -17,7 +17,6 @@ from tokenrouter.engine.step import ForwardBuilder, IntArray, PackedStep
 from tokenrouter.executors import Executor, ExecutorPool
 from tokenrouter.kvcache import KVArena
 from tokenrouter.models import Decoder, ForwardTimes
-from tokenrouter.scheduler import Chunk
 
 LOGITS_ROWS = 256  # rows of [V] held at once when every position's logits are wanted
 
@@ -27,14 +26,14 @@ class RunResult:
     """What the forwards of a step brought.
 
     Attributes:
-        chunks: the chunks that ran and whose next token is now due, in the rows of ``logits_RV``.
+        due_R: int64, the chunks that ran and whose next token is now due, in the rows of ``logits_RV``.
         logits_RV: logits of their last token, in the model's dtype; None when no chunk is due.
         ran_T: plan indices of all tokens that ran.
         times: time in token-wise operators and attention.
         seconds: wall time of forwards and logits.
     """
 
-    chunks: list[Chunk] = field(default_factory=list)
+    due_R: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     logits_RV: Tensor | None = None
     ran_T: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     times: ForwardTimes = field(default_factory=ForwardTimes)
@@ -67,38 +66,37 @@ class Runner:
         """Runs every forward of ``work``; chunks that are due get logits, in order. Writes KV, changes no request."""
         started = time.perf_counter()
         result = RunResult()
-        due: list[int] = []
+        due: list[IntArray] = []
         due_hidden: list[Tensor] = []
         if self._watcher is not None:
             self._watcher.start_step()
-        for chunks in work.forwards:
-            of = list(chunks)
+        for of in work.forwards:
             hidden_TE, rows = self._forward(step, of, executed_T, result.times)
             stop_B = np.cumsum(step.length_C[of])
-            for b in np.flatnonzero(step.wants_all_C[of]).tolist():
-                c = of[b]
+            for b in np.flatnonzero(step.state_C["wants_all_logits"][of]).tolist():
+                c = int(of[b])
                 chunk_rows = rows[stop_B[b] - step.length_C[c] : stop_B[b]]
                 self._sink_all(step, c, hidden_TE[chunk_rows], executed_T)
             due_B = np.flatnonzero(step.is_due_C[of])
             if len(due_B):
-                due += [of[b] for b in due_B.tolist()]
+                due.append(of[due_B])
                 due_hidden.append(hidden_TE[rows[torch.from_numpy(stop_B[due_B] - 1)]])
         if due:
-            last = step.first_C[due] + step.length_C[due] - 1
-            result.logits_RV = self._logits(torch.cat(due_hidden), executed_T[last])
-            result.chunks = [step.chunks[c] for c in due]
+            due_R = result.due_R = np.concatenate(due)
+            last_R = step.first_C[due_R] + step.length_C[due_R] - 1
+            result.logits_RV = self._logits(torch.cat(due_hidden), executed_T[last_R])
         result.ran_T = step.index(work.running)
         result.seconds = time.perf_counter() - started
         return result
 
     def _forward(
-        self, step: PackedStep, chunks: Sequence[int], executed_T: IntArray, times: ForwardTimes
+        self, step: PackedStep, of: IntArray, executed_T: IntArray, times: ForwardTimes
     ) -> tuple[Tensor, Tensor]:
         """Hidden states ``[T, E]``, and which row each of the chunks' tokens has there; adds to ``times``."""
-        forward, rows = self._builder.build(step, chunks, executed_T)
+        forward, rows = self._builder.build(step, of, executed_T)
         observation = None
         if self._watcher is not None:
-            observation = self._watcher.observe(step, chunks)
+            observation = self._watcher.observe(step, of)
         hidden_TE = self._decoder.forward(
             forward, self._executors, self._arena.layers, times, observation, self._arena.int8
         )
@@ -118,10 +116,10 @@ class Runner:
 
     def _sink_all(self, step: PackedStep, c: int, hidden_TE: Tensor, executed_T: IntArray) -> None:
         """Hands over the logits of all tokens of chunk ``c``, whose hidden states are ``hidden_TE``."""
-        chunk, first = step.chunks[c], int(step.first_C[c])
-        for start in range(0, chunk.length, LOGITS_ROWS):
-            stop = min(start + LOGITS_ROWS, chunk.length)
+        length, first = int(step.length_C[c]), int(step.first_C[c])
+        for start in range(0, length, LOGITS_ROWS):
+            stop = min(start + LOGITS_ROWS, length)
             logits_RV = self._logits(
                 hidden_TE[start:stop], executed_T[first + start : first + stop]
             )
-            chunk.request.hand_over(chunk.start + start, logits_RV.float())
+            step.requests[c].hand_over(int(step.start_C[c]) + start, logits_RV.float())

@@ -1,79 +1,22 @@
-"""From logits to tokens: one sampler per engine, one state per completion, and when to stop.
+"""From logits to tokens: one sampler per engine, and when to stop.
 
 B requests of a step, P rows to process, R rows to draw at random, V vocabulary.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from tokenrouter.engine.logits import (
-    FLOAT32_SAFE,
-    FloatArray,
-    IntArray,
-    TokenCounts,
-    add_bias_,
-    mask_tokens_,
-    penalise_,
-    requested_logprobs,
-)
+from tokenrouter.engine.logits import add_bias_, mask_tokens_, penalise_, requested_logprobs
+from tokenrouter.engine.sampling_rows import SamplerState, SamplingBatch
+from tokenrouter.features.draws import uniform_draws
 from tokenrouter.kernels import Cut, KernelSet, ReferenceKernels
 from tokenrouter.outputs import Logprob
 from tokenrouter.sampling_params import SamplingParams
-
-_Choose = Callable[[Tensor, Sequence[SamplingParams], Tensor], Tensor]
-"""From logits [R, V], parameters and uniform numbers [R] to ids [R], -1 where there is none."""
-
-
-class SamplerState:
-    """What the sampler remembers of one completion. Survives preemption: nothing is recomputed.
-
-    Args:
-        params: as the user gave them.
-        prompt_ids: tokens of the prompt; read only where a repetition penalty needs them.
-        device: where the logits of this completion are, and its random stream.
-        index: number of the completion, 0 .. n-1; its stream starts from ``seed + index``.
-    """
-
-    def __init__(
-        self,
-        params: SamplingParams,
-        prompt_ids: Sequence[int],
-        device: torch.device | str = "cpu",
-        *,
-        index: int = 0,
-    ) -> None:
-        self.params = params
-        self.num_output = 0
-        self.generator: torch.Generator | None = None
-        if params.seed is not None and not params.greedy:
-            self.generator = torch.Generator(device).manual_seed((params.seed + index) % 2**63)
-        self.counts: TokenCounts | None = None
-        if params.has_penalties:
-            self.counts = TokenCounts(prompt_ids if params.repetition_penalty != 1 else ())
-        self.bias: tuple[IntArray, FloatArray] | None = None
-        if params.logit_bias:
-            self.bias = (
-                np.fromiter(params.logit_bias, np.int64),
-                np.fromiter(params.logit_bias.values(), np.float32),
-            )
-
-    @property
-    def plain(self) -> bool:
-        """Whether the next token comes from the model's own logits."""
-        return (
-            self.counts is None and self.bias is None and self.num_output >= self.params.min_tokens
-        )
-
-    def advance(self, token_id: int) -> None:
-        """Records a token of the output, sampled or forced."""
-        self.num_output += 1
-        if self.counts is not None:
-            self.counts.add(token_id)
 
 
 class SampledTokens(NamedTuple):
@@ -91,7 +34,7 @@ class SampledTokens(NamedTuple):
 class Sampler:
     """Draws one token per row. Holds nothing of any request, only the unseeded random stream.
 
-    A random row takes one uniform number, from its own stream where it is seeded, and the token at
+    A random row takes one uniform number, that of its place in its own stream where it is seeded, and the token at
     that share of the row's probability: tokens in the order of their ids, those that top_k, top_p
     or min_p leave in the order of their probability.
 
@@ -117,106 +60,95 @@ class Sampler:
         self._generator = torch.Generator(device).manual_seed(seed)
 
     def sample(
-        self, logits_BV: Tensor, states: Sequence[SamplerState], eos_token_ids: frozenset[int]
+        self, logits_BV: Tensor, batch: SamplingBatch, eos_token_ids: frozenset[int]
     ) -> SampledTokens:
-        """The next token of every row. The caller advances the states.
+        """The next token of every row.
 
         Args:
             logits_BV: any float dtype; not modified.
-            states: one per row.
+            batch: one row per row.
             eos_token_ids: masked, like a request's stop ids, before its ``min_tokens``.
 
         Raises:
             RuntimeError: a row holds NaN, or nothing that may be chosen.
         """
-        if logits_BV.shape != (len(states), self.vocab_size):
+        if logits_BV.shape != (len(batch), self.vocab_size):
             raise ValueError(
-                f"logits must be [{len(states)}, {self.vocab_size}], got {list(logits_BV.shape)}"
+                f"logits must be [{len(batch)}, {self.vocab_size}], got {list(logits_BV.shape)}"
             )
-        uniform_B = self._uniform(states, logits_BV.device)
-        plain = [row for row, state in enumerate(states) if state.plain]
-        if len(plain) == len(states):
-            ids_B = self._choose(logits_BV, states, uniform_B)
+        settings_B, uniform_B = batch.settings_B, self._uniform(batch, logits_BV.device)
+        is_young_B = batch.num_output_B < settings_B["min_tokens"]
+        is_plain_B = ~(settings_B["has_own_logits"] | is_young_B)
+        if is_plain_B.all():
+            ids_B = self._choose(logits_BV, settings_B, uniform_B)
         else:
-            ids_B = torch.empty(len(states), dtype=torch.int64, device=logits_BV.device)
-            if plain:
-                chosen = [states[row] for row in plain]
-                ids_B[plain] = self._choose(logits_BV[plain], chosen, uniform_B[plain])
-            rest = [row for row, state in enumerate(states) if not state.plain]
-            chosen = [states[row] for row in rest]
-            logits_PV = _processed(logits_BV[rest].to(torch.float32), chosen, eos_token_ids)
-            ids_B[rest] = self._choose(logits_PV, chosen, uniform_B[rest])
-        if broken := [row for row, token_id in enumerate(ids_B.tolist()) if token_id < 0]:
+            ids_B = torch.empty(len(batch), dtype=torch.int64, device=logits_BV.device)
+            plain, rest = np.flatnonzero(is_plain_B), np.flatnonzero(~is_plain_B)
+            if len(plain):
+                ids_B[plain] = self._choose(logits_BV[plain], settings_B[plain], uniform_B[plain])
+            logits_PV = logits_BV[rest].to(torch.float32)
+            states = [batch.state_of(row) for row in rest.tolist()]
+            _process_(logits_PV, states, is_young_B[rest], eos_token_ids)
+            ids_B[rest] = self._choose(logits_PV, settings_B[rest], uniform_B[rest])
+        if len(broken := (ids_B < 0).nonzero()):
             raise RuntimeError(
-                f"no token can be sampled in row {', '.join(map(str, broken))} of the batch: the "
-                "logits hold NaN or infinity, or logit_bias and min_tokens leave no token"
+                f"no token can be sampled in row {', '.join(map(str, broken[:, 0].tolist()))} of the batch: "
+                "the logits hold NaN or infinity, or logit_bias and min_tokens leave no token"
             )
-        wanted = [state.params.logprobs for state in states]
-        return SampledTokens(ids_B, requested_logprobs(logits_BV, ids_B, wanted))
+        return SampledTokens(ids_B, requested_logprobs(logits_BV, ids_B, settings_B["logprobs"]))
 
-    def _uniform(self, states: Sequence[SamplerState], device: torch.device) -> Tensor:
+    def _uniform(self, batch: SamplingBatch, device: torch.device) -> Tensor:
         """Float64 [B] in [0, 1): one number of its stream per random row, 0 for greedy rows."""
-        uniform_B = torch.zeros(len(states), dtype=torch.float64, device=device)
-        shared = [
-            row for row, s in enumerate(states) if not s.params.greedy and s.generator is None
-        ]
-        if shared:
+        settings_B = batch.settings_B
+        is_seeded_B = settings_B["is_seeded"]
+        uniform_B = torch.from_numpy(uniform_draws(settings_B["stream"], batch.num_output_B))
+        uniform_B[torch.from_numpy(settings_B["is_greedy"])] = 0
+        uniform_B = uniform_B.to(device)
+        if len(shared := np.flatnonzero(~(settings_B["is_greedy"] | is_seeded_B))):
             uniform_B[shared] = torch.rand(
                 len(shared), generator=self._generator, dtype=torch.float64, device=device
             )
-        for row, state in enumerate(states):
-            if state.generator is not None:
-                uniform_B[row].uniform_(generator=state.generator)
         return uniform_B
 
-    def _choose(
-        self, logits_PV: Tensor, states: Sequence[SamplerState], uniform_P: Tensor
-    ) -> Tensor:
+    def _choose(self, logits_PV: Tensor, settings_P: NDArray[np.void], uniform_P: Tensor) -> Tensor:
         """Ids of rows whose logits are as they should be, -1 where there is none to choose."""
-        groups: dict[_Choose, list[int]] = {}
-        for p, state in enumerate(states):
-            choose: _Choose = self._draw_cut if state.params.truncates else self._draw
-            groups.setdefault(self._largest if state.params.greedy else choose, []).append(p)
-        if len(groups) == 1:
-            return next(iter(groups))(logits_PV, [s.params for s in states], uniform_P)
-        ids_P = torch.empty(len(states), dtype=torch.int64, device=logits_PV.device)
-        for choose_group, group in groups.items():
-            params = [states[p].params for p in group]
-            ids_P[group] = choose_group(logits_PV[group], params, uniform_P[group])
+        kind_P = np.where(settings_P["is_greedy"], 0, 1 + settings_P["truncates"])
+        choices = self._largest, self._draw, self._draw_cut
+        kinds = np.unique(kind_P).tolist()
+        if len(kinds) == 1:
+            return choices[kinds[0]](logits_PV, settings_P, uniform_P)
+        ids_P = torch.empty(len(kind_P), dtype=torch.int64, device=logits_PV.device)
+        for kind in kinds:
+            of = np.flatnonzero(kind_P == kind)
+            ids_P[of] = choices[kind](logits_PV[of], settings_P[of], uniform_P[of])
         return ids_P
 
-    def _largest(self, logits_RV: Tensor, params: Sequence[SamplingParams], _: Tensor) -> Tensor:
+    def _largest(self, logits_RV: Tensor, settings_R: NDArray[np.void], _: Tensor) -> Tensor:
         """Ids of the largest logits, of equals the lowest id."""
         best_R, ids_R = self._kernels.row_max(logits_RV)
-        if all(map(math.isfinite, best_R.tolist())):
-            return ids_R
         return ids_R.where(best_R.isfinite(), -1)
 
-    def _draw(
-        self, logits_RV: Tensor, params: Sequence[SamplingParams], uniform_R: Tensor
-    ) -> Tensor:
+    def _draw(self, logits_RV: Tensor, settings_R: NDArray[np.void], uniform_R: Tensor) -> Tensor:
         """One draw per row from all ids."""
-        return self._kernels.draw(logits_RV, _inverse_temperature(params, logits_RV), uniform_R)
+        inverse_R = _column(settings_R, "inverse_temperature", logits_RV.device)
+        return self._kernels.draw(logits_RV, inverse_R, uniform_R)
 
     def _draw_cut(
-        self, logits_RV: Tensor, params: Sequence[SamplingParams], uniform_R: Tensor
+        self, logits_RV: Tensor, settings_R: NDArray[np.void], uniform_R: Tensor
     ) -> Tensor:
         """One draw per row from what top_k, top_p and min_p leave."""
         device = logits_RV.device
         cut = Cut(
-            torch.tensor([min(max(p.top_k, 0), self.vocab_size) for p in params], device=device),
-            torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
-            torch.tensor([p.min_p for p in params], dtype=torch.float64, device=device),
+            _column(settings_R, "top_k", device).clamp(max=self.vocab_size),
+            _column(settings_R, "top_p", device),
+            _column(settings_R, "min_p", device),
         )
-        inverse_R = _inverse_temperature(params, logits_RV)
+        inverse_R = _column(settings_R, "inverse_temperature", device)
         return self._kernels.draw_cut(logits_RV, inverse_R, uniform_R, cut)
 
 
-def _inverse_temperature(params: Sequence[SamplingParams], logits_RV: Tensor) -> Tensor:
-    """Float32 [R], on the device of the logits."""
-    return torch.tensor(
-        [1 / min(p.temperature, FLOAT32_SAFE) for p in params], device=logits_RV.device
-    )
+def _column(settings_R: NDArray[np.void], name: str, device: torch.device) -> Tensor:
+    return torch.from_numpy(settings_R[name].copy()).to(device)
 
 
 def ends_output(
@@ -231,45 +163,47 @@ def ends_output(
 
 def check_stop(
     params: SamplingParams,
-    output_ids: Sequence[int],
+    token_id: int,
+    num_output: int,
     eos_token_ids: frozenset[int],
-    max_total: int,
+    room: int,
 ) -> tuple[Literal["stop", "length"], int | None] | None:
-    """Whether the last token ends the output. Stop strings are the detokenizer's to find.
+    """Whether a token ends the output. Stop strings are the detokenizer's to find.
 
     Args:
         params: of the request.
-        output_ids: tokens generated so far, the last one included; at least one.
+        token_id: the last one.
+        num_output: tokens generated so far, the last one included.
         eos_token_ids: of the model.
-        max_total: output tokens that the model's length has room for after the prompt.
+        room: output tokens that the model's length has room for after the prompt.
 
     Returns:
         None to go on, else (finish_reason, stop_reason); stop_reason is the id for a stop id, None
         for EOS and length.
     """
-    last = output_ids[-1]
-    if ends_output(params, last, len(output_ids), eos_token_ids):
-        is_eos = last in eos_token_ids and not params.ignore_eos
-        return "stop", None if is_eos else last
-    limit = max_total if params.max_tokens is None else min(max_total, params.max_tokens)
-    return ("length", None) if len(output_ids) >= limit else None
+    if ends_output(params, token_id, num_output, eos_token_ids):
+        is_eos = token_id in eos_token_ids and not params.ignore_eos
+        return "stop", None if is_eos else token_id
+    limit = room if params.max_tokens is None else min(room, params.max_tokens)
+    return ("length", None) if num_output >= limit else None
 
 
-def _processed(
-    logits_PV: Tensor, states: Sequence[SamplerState], eos_token_ids: frozenset[int]
-) -> Tensor:
+def _process_(
+    logits_PV: Tensor,
+    states: Sequence[SamplerState],
+    is_young_P: NDArray[np.bool_],
+    eos_token_ids: frozenset[int],
+) -> None:
     """Bias, mask and penalties, in place."""
     add_bias_(logits_PV, [(p, *s.bias) for p, s in enumerate(states) if s.bias is not None])
     mask_tokens_(
         logits_PV,
         [
-            (p, eos_token_ids.union(s.params.stop_ids))
-            for p, s in enumerate(states)
-            if s.num_output < s.params.min_tokens
+            (p, eos_token_ids.union(states[p].params.stop_ids))
+            for p in np.flatnonzero(is_young_P).tolist()
         ],
     )
     penalise_(
         logits_PV,
         [(p, s.params, s.counts) for p, s in enumerate(states) if s.counts is not None],
     )
-    return logits_PV

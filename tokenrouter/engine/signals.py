@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from tokenrouter.engine.observation import ObserveOptions, Observer
-from tokenrouter.engine.step import PackedStep
+from tokenrouter.engine.step import IntArray, PackedStep
 from tokenrouter.features.signals import ATTENTION_SIGNALS, LOGIT_SIGNALS, ROW_SIGNALS, Signals
 from tokenrouter.features.uncertainty import uncertainty
-from tokenrouter.scheduler import Chunk, Request, Scheduler
+from tokenrouter.scheduler import Request, Scheduler
 
 RECENT = 16
 """Entries whose attention ``received`` is."""
@@ -66,34 +66,34 @@ class SignalFeed:
         self._signals.queue_depth = len(self._scheduler.waiting)
         self._signals.pool_use = 1 - pool.available / pool.num_slots
         if self._logit_names or self._watches:
-            number_C = np.array([chunk.request.number for chunk in step.chunks])
-            moved_C = np.flatnonzero(self._number_R[step.row_C] != number_C)
+            moved_C = np.flatnonzero(self._number_R[step.row_C] != step.state_C["number"])
             if len(moved_C):
-                self._move([step.chunks[c].request for c in moved_C.tolist()])
+                self._move([step.requests[c] for c in moved_C.tolist()])
         return time.perf_counter() - started
 
-    def take(self, chunks: Sequence[Chunk], logits_CV: Tensor | None) -> float:
+    def take(self, step: PackedStep, due_C: IntArray, logits_CV: Tensor | None) -> float:
         """After the step's tokens were accepted: what is known of the newest one of each request that goes on.
 
         Args:
-            chunks: those whose next token was due.
+            step: its requests still have the rows that they ran in.
+            due_C: the chunks whose next token was due.
             logits_CV: that it was drawn from, or forced against; None when no chunk was due.
 
         Returns:
             The seconds it took.
         """
         started = time.perf_counter()
-        going_on = [c for c, chunk in enumerate(chunks) if not chunk.request.finished]
-        if logits_CV is None or not going_on or not (self._logit_names or self._watches):
+        tokens, row_C = self._scheduler.tokens, step.row_C[due_C]
+        goes_on_C = ~tokens.state_R["finished"][row_C]
+        if logits_CV is None or not goes_on_C.any() or not (self._logit_names or self._watches):
             return time.perf_counter() - started
-        requests = [chunks[c].request for c in going_on]
-        row_C = np.array([request.row for request in requests])
-        position_C = np.array([request.num_tokens - 1 for request in requests])
+        row_C = row_C[goes_on_C]
+        position_C = tokens.history.length_R[row_C] - 1
         rows_C, positions_C = torch.from_numpy(row_C), torch.from_numpy(position_C)
         values: dict[str, Tensor] = {}
         if self._logit_names:
-            rows_CV = logits_CV if len(going_on) == len(chunks) else logits_CV[going_on]
-            ids_C = torch.from_numpy(self._scheduler.tokens.ids_RN[row_C, position_C])
+            rows_CV = logits_CV if goes_on_C.all() else logits_CV[torch.from_numpy(goes_on_C)]
+            ids_C = torch.from_numpy(tokens.history.ids_RN[row_C, position_C])
             values |= uncertainty(rows_CV, ids_C.to(rows_CV.device), self._logit_names)
         if self._watches:
             values |= self._attention(rows_C)
@@ -130,12 +130,11 @@ class SignalFeed:
         """Of the last query of each request, in the order of ``rows_C``; NaN where it was not observed."""
         assert self._observer is not None, "attention features without an observer"
         found_RA = torch.full((len(self._owners), len(ATTENTION_SIGNALS)), torch.nan)
-        for chunks, observation in self._observer.reports:
-            if 0 not in observation.received:
-                continue
-            row_B = torch.tensor([chunk.request.row for chunk in chunks])
-            size_B = torch.tensor([chunk.start + chunk.length for chunk in chunks])
-            found_RA[row_B] = _row_statistics(observation.received[0], size_B)
+        for report in self._observer.reports:
+            if 0 in report.observation.received:
+                row_B = torch.from_numpy(report.step.row_C[report.of])
+                size_B = torch.from_numpy(report.stop_B)
+                found_RA[row_B] = _row_statistics(report.observation.received[0], size_B)
         found_CA = found_RA[rows_C]
         received_C, sink_share_C, entropy_C = found_CA[:, 0], found_CA[:, 2], found_CA[:, 3]
         column = ROW_SIGNALS.index("received_decayed")

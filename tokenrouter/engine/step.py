@@ -3,7 +3,6 @@
 T tokens of a step in plan order, C chunks, B requests of a forward, R rows of a slot table, N tokens of one request.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenrouter.kvcache import KVPool, SlotTable
-from tokenrouter.scheduler import Chunk, StepPlan, TokenRows
+from tokenrouter.scheduler import Request, StepPlan, TokenRows
 from tokenrouter.types import (
     AttentionBatch,
     ForwardBatch,
@@ -32,29 +31,38 @@ class PackedStep:
     """The tokens of a plan, request by request.
 
     Attributes:
-        chunks: the plan's chunks; chunk c holds tokens ``first_C[c]`` to ``first_C[c] + length_C[c]``.
+        requests: of each chunk; chunk c holds tokens ``first_C[c]`` to ``first_C[c] + length_C[c]``.
         row_C, start_C, length_C: int64, of each chunk its request's row, its first position and its tokens.
+        state_C: what the requests' STATE was when the step was packed.
         is_due_C: which chunks reach their request's last token, so that its next one is due.
-        wants_all_C: which requests want the logits of every position.
+        is_decode_C: which of those hold nothing else, and no token of the prompt.
         requested_T: the recorded decision per token, UNDECIDED where there is none.
         tokens: where decisions are recorded.
     """
 
     batch: TokenBatch
-    chunks: tuple[Chunk, ...]
+    requests: tuple[Request, ...]
     row_C: IntArray
     start_C: IntArray
     length_C: IntArray
     first_C: IntArray
+    state_C: NDArray[np.void]
     is_due_C: NDArray[np.bool_]
-    wants_all_C: NDArray[np.bool_]
+    is_decode_C: NDArray[np.bool_]
     requested_T: IntArray
     tokens: TokenRows
 
-    def index(self, chunks: Sequence[int]) -> IntArray:
-        """Where the tokens of ``chunks`` lie in the batch, chunk by chunk."""
-        of = list(chunks)
+    def index(self, of: IntArray) -> IntArray:
+        """Where the tokens of some chunks lie in the batch, chunk by chunk."""
         return ranges(self.first_C[of], self.length_C[of])
+
+    @property
+    def num_left_C(self) -> IntArray:
+        """Steps that each request needs at most from this one on; generation may end before."""
+        state_C = self.state_C  # a forced request's last token is fed, too
+        num_tokens_C = self.tokens.history.length_R[self.row_C]
+        left_C: IntArray = state_C["max_total"] - num_tokens_C + state_C["is_forced"]
+        return left_C
 
     def record_decisions(self) -> None:
         """Keeps ``requested_T`` with the requests."""
@@ -64,22 +72,22 @@ class PackedStep:
 
 def pack(plan: StepPlan, tokens: TokenRows) -> PackedStep:
     """Lays the plan's tokens side by side."""
-    requests = [chunk.request for chunk in plan.chunks]
-    row_C = np.array([request.row for request in requests])
-    start_C = np.array([chunk.start for chunk in plan.chunks])
-    length_C = np.array([chunk.length for chunk in plan.chunks])
-    prompt_len_C = [request.prompt_len for request in requests]
+    row_C, start_C, length_C = plan.row_C, plan.start_C, plan.length_C
+    state_C = tokens.state_R[row_C]
+    prompt_len_C = state_C["prompt_len"]
+    is_due_C = start_C + length_C == tokens.history.length_R[row_C]
     positions_T, row_T = ranges(start_C, length_C), np.repeat(row_C, length_C)
     batch = token_batch(tokens, row_T, positions_T, np.repeat(prompt_len_C, length_C))
     return PackedStep(
         batch=batch,
-        chunks=plan.chunks,
+        requests=plan.requests,
         row_C=row_C,
         start_C=start_C,
         length_C=length_C,
         first_C=np.cumsum(length_C) - length_C,
-        is_due_C=start_C + length_C == [request.num_tokens for request in requests],
-        wants_all_C=np.array([request.wants_all_logits for request in requests]),
+        state_C=state_C,
+        is_due_C=is_due_C,
+        is_decode_C=is_due_C & (length_C == 1) & (start_C >= prompt_len_C),
         requested_T=tokens.requested_RN[row_T, positions_T].astype(np.int64),
         tokens=tokens,
     )
@@ -89,17 +97,18 @@ def token_batch(
     tokens: TokenRows, row_T: IntArray, positions_T: IntArray, prompt_len_T: IntArray
 ) -> TokenBatch:
     """The tokens at ``positions_T`` of the rows' requests."""
+    history = tokens.history
     phase_T = np.where(positions_T < prompt_len_T, int(Phase.PREFILL), int(Phase.DECODE))
     return TokenBatch(
-        ids_T=torch.from_numpy(tokens.ids_RN[row_T, positions_T]),
+        ids_T=torch.from_numpy(history.ids_RN[row_T, positions_T]),
         positions_T=torch.from_numpy(positions_T),
         row_T=torch.from_numpy(row_T),
         phase_T=torch.from_numpy(phase_T),
         prompt_len_T=torch.from_numpy(prompt_len_T),
-        repeats_T=torch.from_numpy(tokens.repeats_RN[row_T, positions_T]),
-        previous_T=torch.from_numpy(_previous(tokens.ids_RN, row_T, positions_T)),
-        turn_start_T=torch.from_numpy(tokens.turn_start_RN[row_T, positions_T]),
-        prefix_hash_T=torch.from_numpy(tokens.prefix_hash_RN[row_T, positions_T]),
+        repeats_T=torch.from_numpy(history.repeats_RN[row_T, positions_T]),
+        previous_T=torch.from_numpy(_previous(history.ids_RN, row_T, positions_T)),
+        turn_start_T=torch.from_numpy(history.turn_start_RN[row_T, positions_T]),
+        prefix_hash_T=torch.from_numpy(history.prefix_hash_RN[row_T, positions_T]),
     )
 
 
@@ -128,14 +137,14 @@ class ForwardBuilder:
         ]
 
     def build(
-        self, step: PackedStep, chunks: Sequence[int], executed_T: IntArray
+        self, step: PackedStep, of: IntArray, executed_T: IntArray
     ) -> tuple[ForwardBatch, Tensor]:
-        """The forward of ``chunks`` and the rows of their tokens, in the order of ``chunks``.
+        """The forward of chunks ``of`` and the rows of their tokens, in that order.
 
         Returns:
             The ForwardBatch, and int64 rows: entry i is the forward's row of the i-th token of the group.
         """
-        index_T, of = step.index(chunks), list(chunks)
+        index_T = step.index(of)
         row_B, start_B, num_queries_B = step.row_C[of], step.start_C[of], step.length_C[of]
         stop_B = start_B + num_queries_B
         route_T = executed_T[index_T]

@@ -2,7 +2,7 @@
 
 from tokenrouter.features.base import FeatureContext, FeatureFn, FeatureSpec
 from tokenrouter.features.extractor import FeatureExtractor
-from tokenrouter.features.history import TokenHistory, sequence_batch
+from tokenrouter.features.history import HistoryRows, TokenHistory, sequence_batch
 from tokenrouter.features.registry import FEATURES, check_features, feature_specs, needs_signals
 from tokenrouter.features.signals import Signals
 from tokenrouter.features.token_types import TokenType, TokenTypeTable
@@ -13,6 +13,7 @@ __all__ = [
     "FeatureExtractor",
     "FeatureFn",
     "FeatureSpec",
+    "HistoryRows",
     "Signals",
     "TokenHistory",
     "TokenType",

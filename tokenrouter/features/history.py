@@ -9,32 +9,83 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tokenrouter.features.draws import splitmix64
 from tokenrouter.features.token_types import TokenTypeTable
 from tokenrouter.types import Phase, TokenBatch
 
-_MASK = (1 << 64) - 1
+IntArray = NDArray[np.int64]
+
 _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2**64
 _BASE_INVERSE = pow(_BASE, -1, 1 << 64)
+_ONE = np.uint64(1)
 _START = 0xD1B54A32D192ED03
-_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # splitmix64, Steele et al. 2014
+
+
+class HistoryRows:
+    """Histories side by side, one in each row, so that many grow at once.
+
+    Shape letters: R rows, N tokens of one row, C rows that are written.
+
+    Attributes:
+        ids_RN: int64; the first ``length_R`` entries of a row are valid, in all four arrays.
+        repeats_RN: int64, how often the same id came earlier.
+        turn_start_RN: int64, position of the last special token up to and including this one, 0 where there is none;
+            -1 where special tokens are not known.
+        prefix_hash_RN: int64, hash of the ids up to and including this one: a polynomial rolling hash, then
+            splitmix64. Equal prefixes have equal hashes; a cache that relies on the converse must compare
+            ids.
+        rolling_R: uint64, the rolling hash before the finaliser.
+        length_R: int64.
+    """
+
+    def __init__(self, num_rows: int, capacity: int) -> None:
+        """Rows take memory as they are filled, 32 bytes a token."""
+        shape = num_rows, capacity
+        self.ids_RN: IntArray = np.zeros(shape, np.int64)
+        self.repeats_RN: IntArray = np.zeros(shape, np.int64)
+        self.turn_start_RN: IntArray = np.zeros(shape, np.int64)
+        self.prefix_hash_RN: IntArray = np.zeros(shape, np.int64)
+        self.rolling_R: NDArray[np.uint64] = np.zeros(num_rows, np.uint64)
+        self.length_R: IntArray = np.zeros(num_rows, np.int64)
+
+    def append(self, row_C: IntArray, ids_C: IntArray, starts_turn_C: NDArray[np.bool_]) -> None:
+        """Adds a token to each of the rows, which must have room; ``starts_turn_C``: whether it is a special one.
+
+        Equal ids are looked for among all earlier ones: 8 bytes a token, where attention reads its keys and values.
+        """
+        at_C = self.length_R[row_C]
+        most = int(at_C.max(initial=0))
+        is_equal_CN = self.ids_RN[row_C, :most] == ids_C[:, None]
+        is_equal_CN &= np.arange(most) < at_C[:, None]
+        rolling_C = self.rolling_R[row_C] * np.uint64(_BASE) + ids_C.astype(np.uint64) + _ONE
+        last_C = self.turn_start_RN[row_C, at_C - 1]
+        self.repeats_RN[row_C, at_C] = np.count_nonzero(is_equal_CN, axis=1)
+        self.ids_RN[row_C, at_C] = ids_C
+        self.turn_start_RN[row_C, at_C] = np.where((last_C >= 0) & starts_turn_C, at_C, last_C)
+        self.prefix_hash_RN[row_C, at_C] = splitmix64(rolling_C).view(np.int64)
+        self.rolling_R[row_C] = rolling_C
+        self.length_R[row_C] = at_C + 1
+
+    def take(self, row: int, source: "HistoryRows", source_row: int) -> None:
+        """Copies a row of ``source``."""
+        n = int(source.length_R[source_row])
+        for mine, other in zip(self._columns(), source._columns(), strict=True):
+            mine[row, :n] = other[source_row, :n]
+        self.rolling_R[row], self.length_R[row] = source.rolling_R[source_row], n
+
+    def _columns(self) -> tuple[IntArray, ...]:
+        return self.ids_RN, self.repeats_RN, self.turn_start_RN, self.prefix_hash_RN
 
 
 class TokenHistory:
     """Ids, repeats, turns and prefix hashes of one request; appending equals building from scratch.
 
+    It lives in a row of HistoryRows: one of its own, or one beside others.
+
     Args:
         prompt_ids: the tokens that it begins with, at least one.
         capacity: the most tokens that it will hold.
         is_special_V: bool, which ids begin a turn; None: not known, and no turns are.
-
-    Attributes:
-        ids: int64 [capacity]; the first ``len(self)`` entries are valid, in all four arrays.
-        repeats: int64 [capacity], how often the same id came earlier.
-        turn_start: int64 [capacity], position of the last special token up to and including this
-            one, 0 where there is none; -1 where special tokens are not known.
-        prefix_hash: int64 [capacity], hash of the ids up to and including this one: a polynomial
-            rolling hash, then splitmix64's finaliser. Equal prefixes have equal hashes; a cache
-            that relies on the converse must compare ids.
 
     Raises:
         ValueError: the prompt is empty, longer than ``capacity``, or holds a negative id.
@@ -52,62 +103,56 @@ class TokenHistory:
             raise ValueError(f"a prompt of {n} tokens does not fit: 1 to {capacity} are allowed")
         if prompt_N.min() < 0:
             raise ValueError(f"token ids must not be negative, got {prompt_N.min()}")
-        self.ids = np.zeros(capacity, dtype=np.int64)
-        self.repeats = np.zeros(capacity, dtype=np.int64)
-        self.turn_start = np.full(capacity, -1)
-        self.prefix_hash = np.zeros(capacity, dtype=np.int64)
+        self.capacity = capacity
         self._is_special_V = is_special_V
+        self._rows, self._row = HistoryRows(1, capacity), 0
         rolling_N = _rolling_hash(prompt_N)
         self.ids[:n] = prompt_N
         self.repeats[:n] = _earlier_occurrences(prompt_N)
+        self.turn_start[:n] = -1
         if is_special_V is not None:
             starts_N = np.where(is_special_V[prompt_N], np.arange(n), 0)
             self.turn_start[:n] = np.maximum.accumulate(starts_N)
-        self.prefix_hash[:n] = _finalise(rolling_N).view(np.int64)
-        values, counts = np.unique(prompt_N, return_counts=True)
-        self._counts: dict[int, int] = dict(zip(values.tolist(), counts.tolist(), strict=True))
-        self._rolling = int(rolling_N[-1])
-        self._length = n
+        self.prefix_hash[:n] = splitmix64(rolling_N).view(np.int64)
+        self._rows.rolling_R[0], self._rows.length_R[0] = rolling_N[-1], n
 
     def __len__(self) -> int:
-        return self._length
+        return int(self._rows.length_R[self._row])
 
-    def move(
-        self,
-        ids_N: NDArray[np.int64],
-        repeats_N: NDArray[np.int64],
-        turn_start_N: NDArray[np.int64],
-        prefix_hash_N: NDArray[np.int64],
-    ) -> None:
-        """Goes on in other arrays; their length is the capacity, and must hold what is there."""
-        n = self._length
-        ids_N[:n] = self.ids[:n]
-        repeats_N[:n] = self.repeats[:n]
-        turn_start_N[:n] = self.turn_start[:n]
-        prefix_hash_N[:n] = self.prefix_hash[:n]
-        self.ids, self.repeats = ids_N, repeats_N
-        self.turn_start, self.prefix_hash = turn_start_N, prefix_hash_N
+    @property
+    def ids(self) -> IntArray:
+        """Int64 [capacity], as all four; the first ``len(self)`` entries are valid. See HistoryRows."""
+        return self._rows.ids_RN[self._row, : self.capacity]
+
+    @property
+    def repeats(self) -> IntArray:
+        """See HistoryRows."""
+        return self._rows.repeats_RN[self._row, : self.capacity]
+
+    @property
+    def turn_start(self) -> IntArray:
+        """See HistoryRows."""
+        return self._rows.turn_start_RN[self._row, : self.capacity]
+
+    @property
+    def prefix_hash(self) -> IntArray:
+        """See HistoryRows."""
+        return self._rows.prefix_hash_RN[self._row, : self.capacity]
+
+    def move(self, rows: HistoryRows | None = None, row: int = 0) -> None:
+        """Goes on in a row of ``rows``, or in one of its own."""
+        rows = rows or HistoryRows(1, self.capacity)
+        rows.take(row, self._rows, self._row)
+        self._rows, self._row = rows, row
 
     def append(self, token_id: int) -> None:
-        """Adds one token in constant time; raises ValueError when full or the id is negative."""
-        n = self._length
-        if n >= len(self.ids):
-            raise ValueError(f"the history is full: its capacity is {len(self.ids)}")
+        """Adds one token; raises ValueError when full or the id is negative."""
+        if len(self) >= self.capacity:
+            raise ValueError(f"the history is full: its capacity is {self.capacity}")
         if token_id < 0:
             raise ValueError(f"token ids must not be negative, got {token_id}")
-        seen = self._counts.get(token_id, 0)
-        self._counts[token_id] = seen + 1
-        self._rolling = (self._rolling * _BASE + token_id + 1) & _MASK
-        x = self._rolling
-        x = ((x ^ (x >> 30)) * _MIX_1) & _MASK
-        x = ((x ^ (x >> 27)) * _MIX_2) & _MASK
-        x ^= x >> 31
-        self.ids[n] = token_id
-        self.repeats[n] = seen
-        starts_turn = self._is_special_V is not None and self._is_special_V[token_id]
-        self.turn_start[n] = n if starts_turn else self.turn_start[n - 1]
-        self.prefix_hash[n] = x - (1 << 64) if x >> 63 else x
-        self._length = n + 1
+        starts_turn = self._is_special_V is not None and bool(self._is_special_V[token_id])
+        self._rows.append(np.array([self._row]), np.array([token_id]), np.array([starts_turn]))
 
 
 def sequence_batch(
@@ -167,12 +212,5 @@ def _rolling_hash(ids_N: NDArray[np.int64]) -> NDArray[np.uint64]:
     """
     powers_N = np.cumprod(np.full(len(ids_N), _BASE, np.uint64), dtype=np.uint64)
     inverses_N = np.cumprod(np.full(len(ids_N), _BASE_INVERSE, np.uint64), dtype=np.uint64)
-    terms_N = (ids_N.astype(np.uint64) + np.uint64(1)) * inverses_N
+    terms_N = (ids_N.astype(np.uint64) + _ONE) * inverses_N
     return powers_N * (np.cumsum(terms_N, dtype=np.uint64) + np.uint64(_START))
-
-
-def _finalise(x_N: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64's finaliser: every input bit reaches every output bit."""
-    x_N = (x_N ^ (x_N >> np.uint64(30))) * np.uint64(_MIX_1)
-    x_N = (x_N ^ (x_N >> np.uint64(27))) * np.uint64(_MIX_2)
-    return x_N ^ (x_N >> np.uint64(31))

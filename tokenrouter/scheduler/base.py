@@ -8,6 +8,9 @@ features. A policy is a class on ``ContinuousScheduler`` with one function, ``ra
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tokenrouter.kvcache import HostTier, KVPool
 from tokenrouter.scheduler.limits import SchedulerLimits
 from tokenrouter.scheduler.request import Request
@@ -33,13 +36,24 @@ class StepPlan:
     """The chunks of a step, at most one per request.
 
     Attributes:
+        requests: of chunk c, C of them; ``row_C`` are their rows.
+        start_C, length_C: int64, its first position and its tokens.
         preempted: requests that lost their slots to make it possible.
         num_shared_tokens: tokens that newly admitted requests need not compute, as a cached prefix has them.
     """
 
-    chunks: tuple[Chunk, ...]
+    requests: tuple[Request, ...]
+    row_C: NDArray[np.int64]
+    start_C: NDArray[np.int64]
+    length_C: NDArray[np.int64]
     preempted: tuple[Request, ...] = ()
     num_shared_tokens: int = 0
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """The same, one by one."""
+        spans = zip(self.requests, self.start_C.tolist(), self.length_C.tolist(), strict=True)
+        return tuple(Chunk(request=r, start=start, length=length) for r, start, length in spans)
 
 
 class Scheduler(ABC):

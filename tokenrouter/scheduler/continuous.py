@@ -8,9 +8,11 @@ import itertools
 import logging
 from abc import abstractmethod
 from bisect import insort
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tokenrouter.kvcache import HostTier, KVPool, Prefix
 from tokenrouter.scheduler.base import Scheduler, StepPlan
@@ -35,7 +37,10 @@ class ContinuousScheduler(Scheduler):
     request is passed more often.
 
     A decode token that finds no place in ``limits.max_decode_tokens`` waits for its turn: those run that were in a
-    plan longest ago. A running request without a token in the plan waits, and the time counts as its queue time.
+    plan, or came in, longest ago. A running request without a token in the plan waits, and the time counts as its
+    queue time.
+
+    While the same requests decode, the last plan is moved on by a token, without a look at each of them.
     """
 
     name: ClassVar[str]
@@ -53,8 +58,9 @@ class ContinuousScheduler(Scheduler):
         """See Scheduler."""
         super().__init__(pool=pool, limits=limits, cut_every=cut_every, host=host, sharing=sharing)
         self._numbers = itertools.count()
-        self._turns = itertools.count()
+        self._num_turns = 0
         self._stood_back_steps = 0
+        self._steady: StepPlan | None = None
         self._has_warned = False
 
     @abstractmethod
@@ -76,6 +82,7 @@ class ContinuousScheduler(Scheduler):
 
     def finish(self, request: Request) -> None:
         """See Scheduler."""
+        self._steady = None
         if request in self.running:
             self.running.remove(request)
             self.pool.release(request.row)
@@ -88,6 +95,29 @@ class ContinuousScheduler(Scheduler):
 
     def schedule(self) -> StepPlan:
         """See Scheduler; the phase that stands back runs where the first one finds nothing to run."""
+        plan = self._move_on() or self._plan_step()
+        self.tokens.state_R["last_turn"][plan.row_C] = self._turns(len(plan.row_C))
+        return plan
+
+    def _turns(self, count: int) -> NDArray[np.int64]:
+        """The next numbers of turns."""
+        self._num_turns += count
+        return np.arange(self._num_turns - count, self._num_turns)
+
+    def _move_on(self) -> StepPlan | None:
+        """The last plan again, where all that run are in it with a token each, and nobody can join."""
+        plan = self._steady
+        if plan is None or (self.waiting and not self._seats_are_taken()):
+            return None
+        start_C = self.tokens.state_R["num_computed"][plan.row_C]
+        if not self.pool.extend_all(plan.row_C, start_C + 1):
+            return None
+        return replace(plan, start_C=start_C, num_shared_tokens=0)
+
+    def _seats_are_taken(self) -> bool:
+        return self.limits.phase_order == "mixed" and not self._may_admit()
+
+    def _plan_step(self) -> StepPlan:
         unfinished = self._unfinished()
         decoding = [request for request in unfinished if request.decoding]
         prompts = [request for request in unfinished if not request.decoding]
@@ -103,12 +133,14 @@ class ContinuousScheduler(Scheduler):
             if phase_order == "mixed" or not draft.lengths:
                 self._plan_prompts(prompts, draft)
         self._count_standing_back(draft, decoding, prompts)
-        for request in draft.lengths:
-            request.last_turn = next(self._turns)
-        for request in self._unfinished():
+        unfinished = self._unfinished()
+        for request in unfinished:
             if request not in draft.lengths:
                 request.start_waiting()
-        return draft.plan()
+        plan = draft.plan()
+        is_steady = len(plan.requests) == len(unfinished) and not draft.ran(decoding=False)
+        self._steady = plan if is_steady and not plan.preempted else None
+        return plan
 
     def _order(self, request: Request) -> tuple[bool, int, int]:
         is_due = request.num_overtaken >= self.limits.max_overtaken
@@ -228,6 +260,7 @@ class ContinuousScheduler(Scheduler):
             extended = self.pool.extend(request.row, request.num_computed + length)
             assert extended, "the pool refused slots it had counted as available"
             self.running.append(request)
+            request.last_turn = int(self._turns(1)[0])  # behind those that wait for theirs
             if length:
                 draft.take(request, length)
             self._count_overtaken(request)

@@ -1,6 +1,8 @@
 """A plan in the making."""
 
-from tokenrouter.scheduler.base import Chunk, StepPlan
+import numpy as np
+
+from tokenrouter.scheduler.base import StepPlan
 from tokenrouter.scheduler.limits import SchedulerLimits
 from tokenrouter.scheduler.request import Request
 
@@ -55,12 +57,12 @@ class Draft:
 
     def plan(self) -> StepPlan:
         """The plan as it stands."""
-        chunks = tuple(
-            Chunk(request=request, start=request.num_computed, length=length)
-            for request, length in self.lengths.items()
-        )
+        requests = tuple(self.lengths)
         return StepPlan(
-            chunks=chunks,
+            requests=requests,
+            row_C=np.array([request.row for request in requests], np.int64),
+            start_C=np.array([request.num_computed for request in requests], np.int64),
+            length_C=np.array(list(self.lengths.values()), np.int64),
             preempted=tuple(self.preempted),
             num_shared_tokens=self.num_shared_tokens,
         )

@@ -52,7 +52,9 @@ class PrefixSharing:
             The tokens that it need not compute.
         """
         request.prefix_key = self._key_at_start(request)
+        block, is_shared = self.cache.block_tokens, request.prefix_key is not None
         request.num_shared = 0
+        request.shares_to = request.prompt_len // block * block if is_shared else 0
         if prefix is None:
             return 0
         self._pool.adopt(request.row, prefix)
@@ -70,22 +72,23 @@ class PrefixSharing:
         return num_tokens
 
     def offer(self, request: Request) -> None:
-        """Keeps what is new of a request's prompt: after a step in which it ran, when what was due was evicted."""
+        """Keeps what is new of a request's prompt: after a step in which it ran, when what was due was evicted.
+
+        To be called after every such step while ``num_shared`` is below ``shares_to``, or a key that changes and
+        changes back would not be seen.
+        """
+        if request.row < 0 or request.num_shared >= request.shares_to:
+            return
         block = self.cache.block_tokens
-        last = request.prompt_len // block * block
-        if request.prefix_key is None or request.row < 0 or request.num_shared >= last:
+        if self._key_of(request) != request.prefix_key:
+            request.prefix_key, request.shares_to = None, 0
             return
-        if (
-            self._key_of(request) != request.prefix_key
-        ):  # in every step, or a change back would hide one
-            request.prefix_key = None
-            return
-        stop = min(request.num_computed, last) // block * block
+        stop = min(request.num_computed, request.shares_to) // block * block
         if stop <= request.num_shared or (self._evicts and request.finished):
             return  # nothing is new, or what was due at a finished request's end was not evicted
         lengths = range(request.num_shared + block, stop + 1, block)
         if self._evicts and (request.num_computed != stop or len(lengths) > 1):
-            request.prefix_key = None
+            request.prefix_key, request.shares_to = None, 0
             return
         stretch = self._stretch(request, stop)
         self.cache.insert(request.prefix_key, stretch, request.history.prefix_hash, lengths)

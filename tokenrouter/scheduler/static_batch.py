@@ -45,7 +45,7 @@ class StaticBatchScheduler(FCFSScheduler):
 
     def finish(self, request: Request) -> None:
         """See Scheduler. The slots of a finished request stay taken until its whole batch is finished."""
-        request.finished = True
+        request.finished, self._steady = True, None
         if request in self.waiting:
             super().finish(request)
         if all(r.finished for r in self.running):

@@ -1,0 +1,26 @@
+"""Who had a row last: so that what a request asks for is written down once, when it comes into its row."""
+
+import numpy as np
+
+from tokenrouter.engine.step import IntArray, PackedStep
+
+
+class RowOwners:
+    """Remembers with which request each row was seen last."""
+
+    def __init__(self) -> None:
+        self._number_R: IntArray = np.zeros(0, np.int64)
+
+    def newcomers(self, step: PackedStep) -> IntArray:
+        """The chunks of ``step`` whose requests are not those that their rows were seen with last."""
+        num_rows = len(step.tokens.state_R)
+        if len(self._number_R) != num_rows:
+            self._number_R = np.full(num_rows, -1)
+        number_C: IntArray = step.state_C["number"]
+        new_C: IntArray = np.flatnonzero(self._number_R[step.row_C] != number_C)
+        self._number_R[step.row_C[new_C]] = number_C[new_C]
+        return new_C
+
+    def forget(self) -> None:
+        """All are newcomers."""
+        self._number_R[:] = -1
