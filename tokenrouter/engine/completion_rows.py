@@ -3,12 +3,13 @@
 R rows, S stop ids of a row, C chunks of a step whose next token is due.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokenrouter.engine.row_owners import RowOwners
+from tokenrouter.engine.sampler import SampledTokens
 from tokenrouter.engine.sampling_rows import SETTINGS, SamplerState
 from tokenrouter.engine.step import IntArray, PackedStep
 from tokenrouter.sampling_params import SamplingParams
@@ -90,3 +91,16 @@ def _limit(request: Request, params: SamplingParams) -> int:
     if params.max_tokens is None:
         return request.max_total
     return min(request.max_total, request.prompt_len + params.max_tokens)
+
+
+def next_tokens(sampled: SampledTokens | None, requests: Sequence[Request]) -> IntArray:
+    """The next token of each: the next given one of a forced request, NO_ID where none is left; else that drawn."""
+    drawn = iter([] if sampled is None else sampled.ids_B.tolist())
+    ids = []
+    for request in requests:
+        if request.forced_ids is None:
+            ids.append(next(drawn))
+        else:
+            fed = request.num_tokens - request.prompt_len
+            ids.append(request.forced_ids[fed] if fed < len(request.forced_ids) else NO_ID)
+    return np.array(ids, np.int64)

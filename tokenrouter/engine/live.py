@@ -20,7 +20,7 @@ from tokenrouter.engine.admission import (
     longest_total,
 )
 from tokenrouter.engine.completion import Completion, LogprobEntry, RequestGroup
-from tokenrouter.engine.completion_rows import NO_ID, CompletionRows
+from tokenrouter.engine.completion_rows import NO_ID, CompletionRows, next_tokens
 from tokenrouter.engine.detokenizer import IncrementalDetokenizer
 from tokenrouter.engine.logits import top_logprobs
 from tokenrouter.engine.sampler import SampledTokens, Sampler
@@ -144,18 +144,18 @@ class LiveRequests:
         self._rows.meet(step, self._state_of, self._is_watched)
         if logits_CV is None:
             return None
-        row_C, state_C = step.row_C[due_C], step.state_C[due_C]
-        is_forced_C = state_C["is_forced"]
-        for c in np.flatnonzero(is_forced_C & ~state_C["wants_all_logits"]).tolist():
+        is_forced_C = step.state_C["is_forced"][due_C]
+        for c in np.flatnonzero(is_forced_C).tolist():
             request = step.requests[due_C[c]]
-            request.hand_over(request.num_tokens - 1, logits_CV[c : c + 1].float())
+            if not request.wants_all_logits:
+                request.hand_over(request.num_tokens - 1, logits_CV[c : c + 1].float())
         free = np.flatnonzero(~is_forced_C)
         if not len(free):
             return None
-        num_output_C = step.tokens.history.length_R[row_C] - state_C["prompt_len"]
+        row_B, prompt_len_B = step.row_C[due_C[free]], step.state_C["prompt_len"][due_C[free]]
         batch = SamplingBatch(
-            settings_B=self._rows.settings_R[row_C[free]],
-            num_output_B=num_output_C[free],
+            settings_B=self._rows.settings_R[row_B],
+            num_output_B=step.tokens.history.length_R[row_B] - prompt_len_B,
             state_of=lambda b: self._state_of(step.requests[due_C[free[b]]]),
         )
         rows = logits_CV if len(free) == len(due_C) else logits_CV[free]
@@ -167,21 +167,18 @@ class LiveRequests:
         Only completions that somebody looks at, or that may end, are looked at one by one.
         """
         now, tokens, row_C = time.perf_counter(), step.tokens, step.row_C[due_C]
-        is_forced_C = step.state_C["is_forced"][due_C]
-        ids_C = np.full(len(due_C), NO_ID)
-        if sampled is not None:
-            ids_C[~is_forced_C] = sampled.ids_B.cpu().numpy()
-        for c in np.flatnonzero(is_forced_C).tolist():
-            ids_C[c] = _next_forced(step.requests[due_C[c]])
+        free = np.flatnonzero(~step.state_C["is_forced"][due_C])
+        if sampled is not None and len(free) == len(due_C):
+            ids_C = sampled.ids_B.cpu().numpy()
+        else:
+            ids_C = next_tokens(sampled, [step.requests[c] for c in due_C.tolist()])
         tokens.time_RN[row_C, tokens.history.length_R[row_C]] = now
         grows_C = ids_C != NO_ID
         grown_C = ids_C[grows_C]
         tokens.history.append(row_C[grows_C], grown_C, self._is_special_V[grown_C])
-        logprobs = (
-            dict(zip(np.flatnonzero(~is_forced_C).tolist(), sampled.logprobs, strict=True))
-            if sampled is not None
-            else {}
-        )
+        logprobs: dict[int, LogprobEntry | None] = {}
+        if sampled is not None and sampled.logprobs is not None:
+            logprobs = dict(zip(free.tolist(), sampled.logprobs, strict=True))
         ended = []
         for c in self._rows.to_visit(tokens, row_C, ids_C).tolist():
             request = step.requests[due_C[c]]
@@ -291,10 +288,3 @@ class LiveRequests:
             i: replace(value, decoded_token=self._tokenizer.decode([i]))
             for i, value in entry.items()
         }
-
-
-def _next_forced(request: Request) -> int:
-    """The next given token of a forced request, NO_ID where none is left."""
-    assert request.forced_ids is not None
-    fed = request.num_tokens - request.prompt_len
-    return int(request.forced_ids[fed]) if fed < len(request.forced_ids) else NO_ID

@@ -3,6 +3,9 @@
 import numpy as np
 
 from tokenrouter.engine.step import IntArray, PackedStep
+from tokenrouter.scheduler import Request
+
+NOBODY: IntArray = np.zeros(0, np.int64)
 
 
 class RowOwners:
@@ -10,9 +13,13 @@ class RowOwners:
 
     def __init__(self) -> None:
         self._number_R: IntArray = np.zeros(0, np.int64)
+        self._last: tuple[Request, ...] = ()
 
     def newcomers(self, step: PackedStep) -> IntArray:
         """The chunks of ``step`` whose requests are not those that their rows were seen with last."""
+        if step.requests is self._last:  # a plan that was moved on
+            return NOBODY
+        self._last = step.requests
         num_rows = len(step.tokens.state_R)
         if len(self._number_R) != num_rows:
             self._number_R = np.full(num_rows, -1)
@@ -23,4 +30,4 @@ class RowOwners:
 
     def forget(self) -> None:
         """All are newcomers."""
-        self._number_R[:] = -1
+        self._number_R[:], self._last = -1, ()

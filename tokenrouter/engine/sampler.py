@@ -3,6 +3,7 @@
 B requests of a step, P rows to process, R rows to draw at random, V vocabulary.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -24,11 +25,11 @@ class SampledTokens(NamedTuple):
 
     Attributes:
         ids_B: int64, on the device of the logits.
-        logprobs: per row what ``top_logprobs`` gives, None where none were asked for.
+        logprobs: per row what ``top_logprobs`` gives, None where none were asked for, or by no row.
     """
 
     ids_B: Tensor
-    logprobs: list[dict[int, Logprob] | None]
+    logprobs: list[dict[int, Logprob] | None] | None
 
 
 class Sampler:
@@ -90,42 +91,58 @@ class Sampler:
             states = [batch.state_of(row) for row in rest.tolist()]
             _process_(logits_PV, states, is_young_B[rest], eos_token_ids)
             ids_B[rest] = self._choose(logits_PV, settings_B[rest], uniform_B[rest])
-        if len(broken := (ids_B < 0).nonzero()):
+        if len(broken := np.flatnonzero(ids_B.cpu().numpy() < 0)):
             raise RuntimeError(
-                f"no token can be sampled in row {', '.join(map(str, broken[:, 0].tolist()))} of the batch: "
+                f"no token can be sampled in row {', '.join(map(str, broken.tolist()))} of the batch: "
                 "the logits hold NaN or infinity, or logit_bias and min_tokens leave no token"
             )
-        return SampledTokens(ids_B, requested_logprobs(logits_BV, ids_B, settings_B["logprobs"]))
+        wanted_B = settings_B["logprobs"]
+        if wanted_B.max(initial=-1) < 0:
+            return SampledTokens(ids_B, None)
+        return SampledTokens(ids_B, requested_logprobs(logits_BV, ids_B, wanted_B))
 
     def _uniform(self, batch: SamplingBatch, device: torch.device) -> Tensor:
         """Float64 [B] in [0, 1): one number of its stream per random row, 0 for greedy rows."""
-        settings_B = batch.settings_B
-        is_seeded_B = settings_B["is_seeded"]
-        uniform_B = torch.from_numpy(uniform_draws(settings_B["stream"], batch.num_output_B))
-        uniform_B[torch.from_numpy(settings_B["is_greedy"])] = 0
-        uniform_B = uniform_B.to(device)
-        if len(shared := np.flatnonzero(~(settings_B["is_greedy"] | is_seeded_B))):
-            uniform_B[shared] = torch.rand(
-                len(shared), generator=self._generator, dtype=torch.float64, device=device
-            )
+        is_greedy_B, is_seeded_B = batch.settings_B["is_greedy"], batch.settings_B["is_seeded"]
+        if is_greedy_B.all():
+            return torch.zeros(len(batch), dtype=torch.float64, device=device)
+        shared, own = np.flatnonzero(~(is_greedy_B | is_seeded_B)), np.flatnonzero(is_seeded_B)
+        shared_N = torch.rand(
+            len(shared), generator=self._generator, dtype=torch.float64, device=device
+        )
+        if len(shared) == len(batch):
+            return shared_N
+        uniform_B = torch.zeros(len(batch), dtype=torch.float64, device=device)
+        uniform_B[shared] = shared_N
+        streams_N = batch.settings_B["stream"][own]
+        uniform_B[own] = torch.from_numpy(uniform_draws(streams_N, batch.num_output_B[own])).to(
+            device
+        )
         return uniform_B
 
     def _choose(self, logits_PV: Tensor, settings_P: NDArray[np.void], uniform_P: Tensor) -> Tensor:
         """Ids of rows whose logits are as they should be, -1 where there is none to choose."""
-        kind_P = np.where(settings_P["is_greedy"], 0, 1 + settings_P["truncates"])
-        choices = self._largest, self._draw, self._draw_cut
-        kinds = np.unique(kind_P).tolist()
-        if len(kinds) == 1:
-            return choices[kinds[0]](logits_PV, settings_P, uniform_P)
-        ids_P = torch.empty(len(kind_P), dtype=torch.int64, device=logits_PV.device)
-        for kind in kinds:
-            of = np.flatnonzero(kind_P == kind)
-            ids_P[of] = choices[kind](logits_PV[of], settings_P[of], uniform_P[of])
+        is_greedy_P, truncates_P = settings_P["is_greedy"], settings_P["truncates"]
+        ids_P = torch.empty(0)
+        for choose, is_chosen_P in (
+            (self._largest, is_greedy_P),
+            (self._draw_cut, truncates_P),
+            (self._draw, ~(is_greedy_P | truncates_P)),
+        ):
+            if is_chosen_P.all():
+                return choose(logits_PV, settings_P, uniform_P)
+            if is_chosen_P.any():
+                of = np.flatnonzero(is_chosen_P)
+                ids_R = choose(logits_PV[of], settings_P[of], uniform_P[of])
+                ids_P = ids_P if len(ids_P) else ids_R.new_empty(len(settings_P))
+                ids_P[of] = ids_R
         return ids_P
 
     def _largest(self, logits_RV: Tensor, settings_R: NDArray[np.void], _: Tensor) -> Tensor:
         """Ids of the largest logits, of equals the lowest id."""
         best_R, ids_R = self._kernels.row_max(logits_RV)
+        if math.isfinite(best_R.sum()):
+            return ids_R
         return ids_R.where(best_R.isfinite(), -1)
 
     def _draw(self, logits_RV: Tensor, settings_R: NDArray[np.void], uniform_R: Tensor) -> Tensor:

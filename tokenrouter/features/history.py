@@ -36,6 +36,8 @@ class HistoryRows:
             ids.
         rolling_R: uint64, the rolling hash before the finaliser.
         length_R: int64.
+
+    Where a row is appended to, its ids are counted beside it, in two bytes (four beyond 65,535 tokens) an id.
     """
 
     def __init__(self, num_rows: int, capacity: int) -> None:
@@ -47,19 +49,19 @@ class HistoryRows:
         self.prefix_hash_RN: IntArray = np.zeros(shape, np.int64)
         self.rolling_R: NDArray[np.uint64] = np.zeros(num_rows, np.uint64)
         self.length_R: IntArray = np.zeros(num_rows, np.int64)
+        self._count_RV = np.zeros((num_rows, 0), np.uint16 if capacity < 2**16 else np.uint32)
+        self._is_counted_R = np.zeros(num_rows, np.bool_)
 
     def append(self, row_C: IntArray, ids_C: IntArray, starts_turn_C: NDArray[np.bool_]) -> None:
-        """Adds a token to each of the rows, which must have room; ``starts_turn_C``: whether it is a special one.
-
-        Equal ids are looked for among all earlier ones: 8 bytes a token, where attention reads its keys and values.
-        """
-        at_C = self.length_R[row_C]
-        most = int(at_C.max(initial=0))
-        is_equal_CN = self.ids_RN[row_C, :most] == ids_C[:, None]
-        is_equal_CN &= np.arange(most) < at_C[:, None]
+        """Adds a token to each of the rows, which must have room; ``starts_turn_C``: whether it is a special one."""
+        for row in row_C[~self._is_counted_R[row_C]].tolist():
+            self._count(row)
+        self._make_room(int(ids_C.max(initial=-1)))
+        at_C, count_C = self.length_R[row_C], self._count_RV[row_C, ids_C]
+        self._count_RV[row_C, ids_C] = count_C + 1
         rolling_C = self.rolling_R[row_C] * np.uint64(_BASE) + ids_C.astype(np.uint64) + _ONE
         last_C = self.turn_start_RN[row_C, at_C - 1]
-        self.repeats_RN[row_C, at_C] = np.count_nonzero(is_equal_CN, axis=1)
+        self.repeats_RN[row_C, at_C] = count_C
         self.ids_RN[row_C, at_C] = ids_C
         self.turn_start_RN[row_C, at_C] = np.where((last_C >= 0) & starts_turn_C, at_C, last_C)
         self.prefix_hash_RN[row_C, at_C] = splitmix64(rolling_C).view(np.int64)
@@ -69,9 +71,25 @@ class HistoryRows:
     def take(self, row: int, source: "HistoryRows", source_row: int) -> None:
         """Copies a row of ``source``."""
         n = int(source.length_R[source_row])
+        if self._is_counted_R[row]:
+            self._count_RV[row, self.ids_RN[row, : self.length_R[row]]] = 0
+            self._is_counted_R[row] = False
         for mine, other in zip(self._columns(), source._columns(), strict=True):
             mine[row, :n] = other[source_row, :n]
         self.rolling_R[row], self.length_R[row] = source.rolling_R[source_row], n
+
+    def _count(self, row: int) -> None:
+        n = int(self.length_R[row])
+        ids_N = self.ids_RN[row, :n]
+        self._make_room(int(ids_N.max()))
+        self._count_RV[row, ids_N] = self.repeats_RN[row, :n] + 1  # of equal ids, the last one's
+        self._is_counted_R[row] = True
+
+    def _make_room(self, token_id: int) -> None:
+        """For the counts of ids up to this one."""
+        if (missing := token_id + 1 - self._count_RV.shape[1]) > 0:
+            missing = (1 << token_id.bit_length()) - self._count_RV.shape[1]
+            self._count_RV = np.pad(self._count_RV, ((0, 0), (0, missing)))
 
     def _columns(self) -> tuple[IntArray, ...]:
         return self.ids_RN, self.repeats_RN, self.turn_start_RN, self.prefix_hash_RN
