@@ -164,3 +164,12 @@ def test_a_gain_inside_the_interval_beats_nobody() -> None:
         row("sink_window"),
     ]
     assert beats_controls(rows) == {"after": {"copy": ["heavy_hitter 50 %"]}}
+
+
+def test_items_are_observed_by_about_a_question(bench: Bench) -> None:
+    """The documents' window of 128 queries, in which a question of 20 drowns."""
+    windows = {
+        s.policy: s.retention.window for s in bench.retrieval_settings if s.retention is not None
+    }
+    assert windows["observation_window"] == QUICK.question_window == 16
+    assert "full" not in windows and "int8" not in windows

@@ -29,6 +29,7 @@ COUNTS = {
     "dialogues": "of the set of dialogues, which needs local sets",
     "start": "documents of each set, and dialogues, that are skipped",
     "items": "of each retrieval task, at least 2; 0 leaves them out",
+    "question_window": "queries before an item's decision whose attention counts; --window is the documents'",
     "guarded_recent": "last tokens that thresholds never evict",
 }
 """Options of ``Sizes``, and what they say."""
@@ -86,7 +87,11 @@ def parse_arguments(description: str) -> argparse.Namespace:
     """
     parser = _parser(description)
     args = parser.parse_args()
-    tuned = [name for name in ("policies", *FRACS, *SCHEDULE) if getattr(args, name) is not None]
+    tuned = [
+        name
+        for name in ("policies", "question_window", *FRACS, *SCHEDULE)
+        if getattr(args, name) is not None
+    ]
     if args.only_shipped and tuned:
         parser.error(
             f"{_flag(tuned[0])} has no effect with --only-shipped, which runs conf/kvcache as it is: leave one out"
@@ -103,6 +108,8 @@ def parse_arguments(description: str) -> argparse.Namespace:
                 parser.error(f"{_flag(name)} must be shares between 0 and 1, got {fracs}")
             given[name] = tuple(fracs)
     args.sizes = replace(QUICK if args.quick else Sizes(), **given)
+    if args.question_window == 0:
+        parser.error("--question-window must be at least 1, got 0")
     if args.sizes.items == 1:
         parser.error("--items must be 0 or at least 2, got 1: one item says nothing about a spread")
     if args.data_dir is None:

@@ -104,6 +104,7 @@ def retrieval_settings(
     schedule: RetentionOptions, sizes: Sizes, policies: Sequence[str]
 ) -> list[Setting]:
     """What items are read with: shares of the tokens seen, and thresholds, of policies that evict."""
+    schedule = replace(schedule, window=min(sizes.question_window, schedule.interval))
     found = []
     for name in policies:
         if name == "threshold":

@@ -16,6 +16,8 @@ class Sizes:
         items: of each retrieval task; 0 leaves them out.
         context_tokens: of an item, before its question.
         question_tokens: of an item, other text before the question included.
+        question_window: queries before an item's decision whose attention counts: about a question, since a longer
+            window drowns it in what was read before.
         retrieval_thresholds: for ``threshold`` in the items, relative.
         visible_tokens: what the model still reads of a context-sensitive token's context.
         shared_tokens: so many tokens share one such reading; its last one sees that many more.
@@ -35,6 +37,7 @@ class Sizes:
     items: int = 48
     context_tokens: int = 384
     question_tokens: int = 64
+    question_window: int = 16
     retrieval_thresholds: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8)
     visible_tokens: int = 256
     shared_tokens: int = 128
