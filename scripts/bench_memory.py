@@ -3,7 +3,8 @@
 python scripts/bench_memory.py [--quick] [--documents N] [--dialogues N] [--start N] [--items N] [--data-dir DIR]
                                [--policies NAME ... | --only-shipped] [--json PATH]
                                [--evicted-fracs [FRAC ...]] [--fixed-fracs [FRAC ...]]
-                               [--interval N] [--window N] [--layers N] [--groups N] [--sinks N] [--recent N]
+                               [--question-window N] [--interval N] [--window N] [--layers N] [--groups N] [--sinks N]
+                               [--recent N]
 
 Documents of 4,096 tokens (wiki_articles, arxiv_latex; N of each) and dialogues (mt_bench_101), all in one engine: the
 prompt in prefill chunks, the last 256 tokens fed one by one. --start passes over the first N of each set, so that
@@ -24,9 +25,18 @@ Context-sensitive: tokens whose most likely successor changes when the model rea
 save work 128 tokens share one such reading, so that they see 256 to 383. Evicting all but 256 entries would not do: it
 also takes the attention sink away, and most of what then changes is due to that.
 
-Retrieval: words copied, and values of keys found, over 1,000 tokens of other text; a word counts when the full cache
-predicts all of its tokens. A dash: the setting evicts nothing there. The last line is one JSON object; --json writes it
-to a file, too.
+Retrieval, a second table: in 384 tokens of Python's language reference stand 16 words to copy, or 6 keys of two words
+with a value each; 64 tokens later the question has been read: the list's first 7 words, or two of the keys with their
+values and a third key. Then come one more word and the other 8, or a colon and the value. Each answer is a choice, by
+its logit, among the words not yet said (a uniform guess finds 12.5 and 25 %). A setting decides once: "before" the
+question, when it has the context, or "after" it, when it has seen what is asked for; the share is of the tokens seen.
+Attention is that of the last --question-window queries, about a question. Thresholds evict what they do: see the
+column. What the full cache finds, what a guess, and what the question without its context, stands above the table.
+Intervals are bootstraps over items; beats_controls in the JSON object names the settings that find more than random and
+sink_window do at the same share, outside the interval of the difference. --documents 0 --dialogues 0 leaves the first
+table out, --items 0 the second.
+
+The last line is one JSON object; --json writes it to a file, too.
 """
 
 from memory_bench.app import main

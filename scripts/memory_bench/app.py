@@ -13,7 +13,8 @@ from tokenrouter.models import load_model
 from tokenrouter.telemetry import collect_provenance
 
 from .measures import measure_reference, measure_setting
-from .report import TITLE, claims, line
+from .recall import beats_controls, recall_rows, reference_facts
+from .report import RECALL_TITLE, TITLE, claims, line, recall_line
 from .settings import POLICIES, shipped_settings
 from .setup import Bench, build
 from .sizes import QUICK, Sizes
@@ -27,7 +28,8 @@ COUNTS = {
     "documents": "of each set",
     "dialogues": "of the set of dialogues, which needs local sets",
     "start": "documents of each set, and dialogues, that are skipped",
-    "items": "of each retrieval task",
+    "items": "of each retrieval task, at least 2; 0 leaves them out",
+    "question_window": "queries before an item's decision whose attention counts; --window is the documents'",
     "guarded_recent": "last tokens that thresholds never evict",
 }
 """Options of ``Sizes``, and what they say."""
@@ -39,6 +41,17 @@ FRACS = {
 
 def run(bench: Bench) -> dict[str, Any]:
     """Measures every setting; each one's line of the table is printed when it is done."""
+    found = {**(_read_documents(bench) if bench.documents else {}), "retrieval": _recall(bench)}
+    schedule = bench.schedule
+    return {
+        **found,
+        "schedule": schedule and {name: getattr(schedule, name) for name in SCHEDULE},
+        "sizes": asdict(bench.sizes),
+        "quick": bench.sizes.document_tokens < Sizes().document_tokens,
+    }
+
+
+def _read_documents(bench: Bench) -> dict[str, Any]:
     reference = measure_reference(bench)
     summary = Summary(bench, reference)
     facts, rows = summary.facts(), []
@@ -47,15 +60,20 @@ def run(bench: Bench) -> dict[str, Any]:
     for setting in bench.settings:
         rows.append(summary.row(measure_setting(bench, setting, reference)))
         print(line(rows[-1]), flush=True)
-    schedule = bench.schedule
-    return {
-        **claims(rows),
-        **facts,
-        "schedule": schedule and {name: getattr(schedule, name) for name in SCHEDULE},
-        "sizes": asdict(bench.sizes),
-        "quick": bench.sizes.document_tokens < Sizes().document_tokens,
-        "rows": rows,
-    }
+    return {**claims(rows), **facts, "rows": rows}
+
+
+def _recall(bench: Bench) -> dict[str, Any]:
+    if not bench.items:
+        return {}
+    facts = reference_facts(bench)
+    print(json.dumps(facts, indent=1))
+    print(RECALL_TITLE, flush=True)
+    rows = []
+    for row in recall_rows(bench):
+        rows.append(row)
+        print(recall_line(row), flush=True)
+    return {"tasks": facts, "beats_controls": beats_controls(rows), "rows": rows}
 
 
 def parse_arguments(description: str) -> argparse.Namespace:
@@ -69,7 +87,11 @@ def parse_arguments(description: str) -> argparse.Namespace:
     """
     parser = _parser(description)
     args = parser.parse_args()
-    tuned = [name for name in ("policies", *FRACS, *SCHEDULE) if getattr(args, name) is not None]
+    tuned = [
+        name
+        for name in ("policies", "question_window", *FRACS, *SCHEDULE)
+        if getattr(args, name) is not None
+    ]
     if args.only_shipped and tuned:
         parser.error(
             f"{_flag(tuned[0])} has no effect with --only-shipped, which runs conf/kvcache as it is: leave one out"
@@ -86,8 +108,14 @@ def parse_arguments(description: str) -> argparse.Namespace:
                 parser.error(f"{_flag(name)} must be shares between 0 and 1, got {fracs}")
             given[name] = tuple(fracs)
     args.sizes = replace(QUICK if args.quick else Sizes(), **given)
-    if args.sizes.documents == 0 and (args.data_dir is None or args.sizes.dialogues == 0):
-        parser.error("nothing is read: --documents or --dialogues must be at least 1")
+    if args.question_window == 0:
+        parser.error("--question-window must be at least 1, got 0")
+    if args.sizes.items == 1:
+        parser.error("--items must be 0 or at least 2, got 1: one item says nothing about a spread")
+    if args.data_dir is None:
+        args.sizes = replace(args.sizes, dialogues=0)
+    if not (args.sizes.documents or args.sizes.dialogues or args.sizes.items):
+        parser.error("nothing is read: --documents, --dialogues or --items must be more than 0")
     if args.json is not None and not args.json.parent.is_dir():
         parser.error(f"--json {args.json}: there is no folder {args.json.parent}: make it first")
     try:

@@ -4,24 +4,21 @@ N tokens of a document, T rows handed over at once, V vocabulary.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from tokenrouter import LLM, SamplingParams
+from tokenrouter import LLM
 from tokenrouter.engine import LLMEngine
 from tokenrouter.evaluation.divergence import RowMetrics, TokenScores, compare_rows
 from tokenrouter.kvcache import SlotTable
 
 from .documents import Document
-from .retrieval import Item, solved
+from .forced import Sink, finish, force
 from .settings import Setting
 from .setup import Bench
-
-Sink = Callable[[int, int, Tensor], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,14 +31,12 @@ class Reference:
         scores: its own, KL 0.
         is_sensitive_N: per document, bool.
         peak_bytes: per document the most that its entries took at once.
-        solved: per item and answer.
     """
 
     logp_NV: list[Tensor]
     scores: TokenScores
     is_sensitive_N: list[Tensor]
     peak_bytes: list[float]
-    solved: list[list[bool]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,14 +47,12 @@ class Run:
         scores: of all documents' tokens.
         peak_bytes: per document the most that its entries took at once.
         engine_peak_bytes: the most that all documents' took at once.
-        solved: per item and answer; None where nothing was evicted in any item, which is then no test.
     """
 
     setting: Setting
     scores: TokenScores
     peak_bytes: list[float]
     engine_peak_bytes: int
-    solved: list[list[bool]] | None
 
 
 def measure_reference(bench: Bench) -> Reference:
@@ -90,7 +83,6 @@ def measure_reference(bench: Bench) -> Reference:
             for d, own_N in zip(bench.documents, top1_N, strict=True)
         ],
         peak_bytes=peaks,
-        solved=run_items(llm, bench.items),
     )
 
 
@@ -107,14 +99,11 @@ def measure_setting(bench: Bench, setting: Setting, reference: Reference) -> Run
 
     peaks = run_documents(llm, bench.documents, compare)
     engine_peak = llm.engine.stats.peak_live_bytes
-    llm.engine.stats.reset()
-    answers = run_items(llm, bench.items)
     return Run(
         setting=setting,
         scores=TokenScores.concatenate(parts),
         peak_bytes=peaks,
         engine_peak_bytes=engine_peak,
-        solved=answers if llm.engine.stats.evicted_entries else None,
     )
 
 
@@ -133,25 +122,9 @@ def run_documents(llm: LLM, documents: Sequence[Document], sink: Sink) -> list[f
         sink(index, position, logits_TV)
 
     for index, document in enumerate(documents):
-        _force(llm, index, document.ids, document.prompt_len, watch, wants_all=True)
-    _finish(llm.engine)
+        force(llm, index, document.ids, document.prompt_len, watch, wants_all=True)
+    finish(llm.engine)
     return [held[str(index)] for index in range(len(documents))]
-
-
-def run_items(llm: LLM, items: Sequence[Item]) -> list[list[bool]]:
-    """All items at once; per item and answer whether it was predicted."""
-    is_right_N = [[False] * len(item.ids) for item in items]
-
-    def look(index: int, position: int, logits_TV: Tensor) -> None:
-        ids = items[index].ids
-        for offset, token in enumerate(logits_TV.argmax(dim=-1).tolist(), start=position + 1):
-            if offset < len(ids):
-                is_right_N[index][offset] = token == ids[offset]
-
-    for index, item in enumerate(items):
-        _force(llm, index, item.ids, item.prompt_len, look, wants_all=False)
-    _finish(llm.engine)
-    return [solved(item, right) for item, right in zip(items, is_right_N, strict=True)]
 
 
 def windowed_top1(
@@ -180,25 +153,6 @@ def windowed_top1(
 
     llm.score([ids[start - visible + 1 : start + shared] for start in starts], sink=take)
     return found_N
-
-
-def _force(
-    llm: LLM, index: int, ids: Sequence[int], prompt_len: int, sink: Sink, *, wants_all: bool
-) -> None:
-    llm.engine.add_request(
-        str(index),
-        ids[:prompt_len],
-        SamplingParams(temperature=0.0, detokenize=False),
-        forced_ids=ids[prompt_len:],
-        logits_sink=partial(sink, index),
-        wants_all_logits=wants_all,
-        stream=False,
-    )
-
-
-def _finish(engine: LLMEngine) -> None:
-    while engine.has_unfinished():
-        engine.step()
 
 
 def _held(engine: LLMEngine) -> Mapping[str, float]:

@@ -9,7 +9,12 @@ PPL_PCT, SENSITIVE_PPL_PCT = 1.0, 3.0
 MNAT = 1e3
 TITLE = (
     f"{'policy':<19}{'budget':>14}{'saved %':>9}{'KL mnat':>9}{'ppl %':>8}{'ppl % of documents':>20}{'KL sens':>9}"
-    f"{'ppl % s':>9}{'KL pre':>9}{'KL dec':>9}{'copy %':>8}{'key %':>7}"
+    f"{'ppl % s':>9}{'KL pre':>9}{'KL dec':>9}"
+)
+
+RECALL_TITLE = (
+    f"{'policy':<19}{'budget':>9}{'decision':>10}{'evicted %':>11}"
+    f"{'copy %':>8}{'90 % of draws':>16}{'key %':>8}{'90 % of draws':>16}"
 )
 
 
@@ -45,13 +50,7 @@ def _most_saved(rows: Iterable[Row]) -> Row | None:
 
 def _against_controls(rows: Sequence[Row]) -> dict[str, Row]:
     """Per budget the policy with the least KL on sensitive tokens, and the controls beside it."""
-    keys = (
-        "kl_sensitive_mean_nats",
-        "kl_mean_nats",
-        "ppl_rel_pct",
-        "saved_frac",
-        "retrieval_acc_frac",
-    )
+    keys = ("kl_sensitive_mean_nats", "kl_mean_nats", "ppl_rel_pct", "saved_frac")
     found: dict[str, Row] = {}
     for budget in dict.fromkeys(row["strength"] for row in rows if row["policy"] in SCORED):
         same = [row for row in rows if row["strength"] == budget]
@@ -88,6 +87,15 @@ def _name(row: Row | None) -> str | None:
     return None if row is None else f"{row['policy']} {row['strength']}"
 
 
+def recall_line(row: Row) -> str:
+    """A row of retrieval as text, below ``RECALL_TITLE``."""
+    text = f"{row['policy']:<19}{row['strength']:>9}{row['decision']:>10}{100 * row['evicted_frac']:>11.1f}"
+    for task in ("copy", "key_value"):
+        value, low, high = (100 * part for part in row["tasks"][task]["acc_frac"].values())
+        text += f"{value:>8.1f}{f'{low:.1f} .. {high:.1f}':>16}"
+    return text
+
+
 def line(row: Row) -> str:
     """A row as text, below ``TITLE``."""
 
@@ -105,6 +113,4 @@ def line(row: Row) -> str:
         + show(row["sensitive_ppl_rel_pct"], 9, 2)
         + show(row["prefill"]["kl_mean_nats"], 9, 2, MNAT)
         + show(row["decode"]["kl_mean_nats"], 9, 2, MNAT)
-        + show(row["retrieval"].get("copy"), 8, 1, 100)
-        + show(row["retrieval"].get("key_value"), 7, 1, 100)
     )

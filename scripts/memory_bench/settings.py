@@ -30,9 +30,11 @@ SCORED: dict[str, type[ScoredPolicy]] = {
     policy.name: policy
     for policy in (HeavyHitter, ObservationWindow, KeyNorm, SinkWindow, Random, RouteClass)
 }
-INT8 = "int8"
-CONTROLS = ("full", INT8, "sink_window", "random")
-POLICIES = ("full", INT8, "threshold", *SCORED)
+FULL, INT8 = "full", "int8"
+CONTROLS = (FULL, INT8, "sink_window", "random")
+POLICIES = (FULL, INT8, "threshold", *SCORED)
+RECALL_CONTROLS = ("sink_window", "random")
+"""What retrieval is compared with at the same share."""
 ROUTERS = {"route": "rule"}
 """By policy the router whose routes it looks at; others run with ``all_high``."""
 SHIPPED = "as shipped"
@@ -87,7 +89,7 @@ def make_settings(
     """Every policy of ``policies`` at every strength, on one schedule."""
     found = []
     for name in policies:
-        if name == "full":
+        if name == FULL:
             found.append(_setting(schedule, Full()))
         elif name == INT8:
             found.append(Setting(policy=INT8, retention=None, kv_cache_dtype="int8"))
@@ -95,6 +97,23 @@ def make_settings(
             found += _thresholds(schedule, sizes)
         else:
             found += _budgets(schedule, sizes, name)
+    return found
+
+
+def retrieval_settings(
+    schedule: RetentionOptions, sizes: Sizes, policies: Sequence[str]
+) -> list[Setting]:
+    """What items are read with: shares of the tokens seen, and thresholds, of policies that evict."""
+    schedule = replace(schedule, window=min(sizes.question_window, schedule.interval))
+    found = []
+    for name in policies:
+        if name == "threshold":
+            found += [
+                _setting(schedule, Threshold(threshold=limit), threshold=limit)
+                for limit in sizes.retrieval_thresholds
+            ]
+        elif name in SCORED:
+            found += _shares(schedule, sizes, name)
     return found
 
 
@@ -130,10 +149,7 @@ def _thresholds(schedule: RetentionOptions, sizes: Sizes) -> list[Setting]:
 def _budgets(schedule: RetentionOptions, sizes: Sizes, name: str) -> list[Setting]:
     """Shares of the tokens seen, fixed numbers, and where it is asked for these again with old entries in int8."""
     make, counts = SCORED[name], _fixed_budgets(schedule, sizes)
-    found = [
-        _setting(schedule, make(evicted_frac=frac), evicted_frac=frac)
-        for frac in sizes.evicted_fracs
-    ]
+    found = _shares(schedule, sizes, name)
     for count in counts:
         policy = make(evicted_frac=0.0, max_entries=count)
         recent = round(sizes.recent_frac * count)
@@ -141,6 +157,13 @@ def _budgets(schedule: RetentionOptions, sizes: Sizes, name: str) -> list[Settin
     if name in sizes.int8_policies:
         found += [_int8(schedule, make, count, sizes) for count in counts]
     return found
+
+
+def _shares(schedule: RetentionOptions, sizes: Sizes, name: str) -> list[Setting]:
+    return [
+        _setting(schedule, SCORED[name](evicted_frac=frac), evicted_frac=frac)
+        for frac in sizes.evicted_fracs
+    ]
 
 
 def _setting(schedule: RetentionOptions, policy: RetentionPolicy, **strength: Any) -> Setting:

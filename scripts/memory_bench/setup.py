@@ -12,8 +12,8 @@ from tokenrouter.models import LoadedModel
 from tokenrouter.workloads import PythonDocs
 
 from .documents import Document, load_documents
-from .retrieval import Item, copy_item, key_value_item
-from .settings import POLICIES, Setting, make_settings
+from .retrieval import Item, make_items
+from .settings import FULL, INT8, POLICIES, Setting, make_settings, retrieval_settings
 from .sizes import Sizes
 
 
@@ -24,6 +24,7 @@ class Bench:
     Attributes:
         schedule: interval, window, layers and guards of every setting, its own policy evicts nothing; None: settings
             have schedules of their own.
+        retrieval_settings: that the items are read with, at their own decisions.
         llm: makes an engine for a setting, large enough for all documents at once; of None, the reference.
     """
 
@@ -32,6 +33,7 @@ class Bench:
     items: list[Item]
     schedule: RetentionOptions | None
     settings: list[Setting]
+    retrieval_settings: list[Setting]
     llm: Callable[[Setting | None], LLM]
 
 
@@ -75,6 +77,9 @@ def build(
         sizes=sizes,
         documents=documents,
         items=_items(partial(tokenizer.encode, add_special_tokens=False), sizes),
+        retrieval_settings=retrieval_settings(schedule, sizes, policies)
+        if settings is None
+        else [setting for setting in settings if setting.policy not in (FULL, INT8)],
         schedule=schedule if settings is None else None,
         settings=make_settings(schedule, sizes, policies) if settings is None else [*settings],
         llm=partial(_llm, model, pool, longest),
@@ -94,9 +99,12 @@ def _llm(model: LoadedModel, pool: ExecutorPool, num_slots: int, setting: Settin
 
 def _items(encode: Any, sizes: Sizes) -> list[Item]:
     """Each with another part of CPython's language reference as its filler."""
-    text = list(encode("\n\n".join(PythonDocs().documents())))
-    made = []
-    for index, make in enumerate((copy_item, key_value_item) * sizes.items):
-        start = index * sizes.filler_tokens
-        made.append(make(encode, text[start : start + sizes.filler_tokens], index))
-    return made
+    if not sizes.items:
+        return []
+    return make_items(
+        encode,
+        encode("\n\n".join(PythonDocs().documents())),
+        sizes.items,
+        context=sizes.context_tokens,
+        question=sizes.question_tokens,
+    )

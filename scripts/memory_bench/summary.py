@@ -32,7 +32,7 @@ class Summary:
         self._source_N = np.array([d.source for d in bench.documents])[own.window]
 
     def facts(self) -> Row:
-        """Of the reference and the tasks."""
+        """Of the reference."""
         tokens, sensitive = len(self._own), int(self._is_sensitive_N.sum())
         return {
             "documents": {
@@ -48,19 +48,13 @@ class Summary:
             },
             "ppl_full": self._own.ppl,
             "peak_live_bytes_full": round(sum(self._reference.peak_bytes)),
-            "retrieval": {
-                task: {"answers": len(found), "solved_by_full": sum(found)}
-                for task, found in self._solved(self._reference.solved).items()
-            },
         }
 
     def row(self, run: Run) -> Row:
-        """One setting: memory, quality over all and over sensitive tokens, by phase, source and document, retrieval."""
+        """One setting: memory, quality over all and over sensitive tokens, by phase, source and document."""
         scores, everywhere = _in_order(run.scores), np.ones(len(self._own), np.bool_)
         peak, full = round(sum(run.peak_bytes)), round(sum(self._reference.peak_bytes))
         masks = {"prefill": ~self._is_decode_N, "decode": self._is_decode_N}
-        retrieval = self._accuracies(run)
-        known = [acc for acc in retrieval.values() if acc is not None]
         documents, retention = self._by_document(run, scores), run.setting.retention
         return {
             "policy": run.setting.policy,
@@ -81,8 +75,6 @@ class Summary:
             },
             "by_document": documents,
             "ppl_rel_pct_quartiles": _quartiles([found["ppl_rel_pct"] for found in documents]),
-            "retrieval": retrieval,
-            "retrieval_acc_frac": sum(known) / len(known) if known else None,
         }
 
     def _by_document(self, run: Run, scores: TokenScores) -> list[Row]:
@@ -105,26 +97,6 @@ class Summary:
                 f"kl_{name}mean_nats": part.kl_mean_nats if len(part) else None,
                 f"{name}ppl_rel_pct": 100 * (part.ppl / own.ppl - 1) if has_next else None,
             }
-        return found
-
-    def _accuracies(self, run: Run) -> dict[str, float | None]:
-        """Share of the answers that the full cache predicts; None: there are none, or nothing was evicted."""
-        full = self._solved(self._reference.solved)
-        if run.solved is None:
-            return dict.fromkeys(full)
-        own = self._solved(run.solved)
-        return {
-            task: sum(a and b for a, b in zip(full[task], own[task], strict=True)) / sum(full[task])
-            if any(full[task])
-            else None
-            for task in full
-        }
-
-    def _solved(self, by_item: Sequence[list[bool]]) -> dict[str, list[bool]]:
-        """By task, of all its items."""
-        found: dict[str, list[bool]] = {}
-        for item, answers in zip(self._bench.items, by_item, strict=True):
-            found.setdefault(item.task, []).extend(answers)
         return found
 
     def _saved_frac(self, run: Run, source: str) -> float:
