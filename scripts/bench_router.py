@@ -5,8 +5,9 @@ python scripts/bench_router.py [--quick] [--executor int8|int8_smooth] [--window
 Windows of 2,048 tokens from the evaluation side of each text, each a prompt (forced prefill), at 5, 10 and 20 % of the
 tokens high. KL is to float32, on a float32 simulation of both paths. Routers:
 
-- random (mean of 5 seeds) and oracle (Fisher label, 3 draws, per linear, summed over layers) send exactly the share of
-  each window high ("exact");
+- random (the expectation, by 3 seeds, each with the window's first token low and high, weighed by the chance of both:
+  that token alone is worth 6 to 16 % of all_low's KL) and oracle (Fisher label, 3 draws, per linear, summed over
+  layers) send exactly the share of each window high ("exact");
 - rule and the trained routers send high what reaches a threshold that was set on windows of the text's calibration side
   ("threshold": what users get, and what the JSON's first keys are of), and beside it exactly the share of each window
   with the largest scores ("rank");

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from scripts.router_bench import app
 from scripts.router_bench.cost import decode_batch
-from scripts.router_bench.measures import kl_nats, measure_text
-from scripts.router_bench.routings import Routing, all_low, layer_order
+from scripts.router_bench.measures import kl_nats, means, measure_text
+from scripts.router_bench.routings import Routing, all_low, layer_order, routings
 from scripts.router_bench.setup import EXECUTORS, LOCAL_TEXTS, TEXTS, Bench, build, trained_in
 from scripts.router_bench.sizes import QUICK
 from scripts.router_bench.summary import rows_of
@@ -145,6 +145,22 @@ def test_shares_are_exact_where_they_say_so(bench: Bench) -> None:
     assert random["vs_random"]["value"] == 1.0 == oracle["gain_frac"]["value"]
     assert random["gain_frac"]["value"] == 0.0
     assert list(oracle["gain_frac_by_position"]) == ["0_1", "1_16", "16_256"]
+
+
+def test_random_does_not_live_on_the_luck_of_the_first_token(bench: Bench) -> None:
+    """Seeds that by chance all hold the token that is worth most, or one that counts as often as the others."""
+    ids, share = bench.texts[0].windows[0], QUICK.shares[-1]
+    label_NL = torch.rand(len(ids), 4)
+    drawn = [a for a in routings(bench, ids, label_NL, {share: {}}, [0]) if a.router == "random"]
+    assert len(drawn) == 2 * QUICK.seeds
+    assert [(bool(a.is_low_LN[0, 0]), a.weight) for a in drawn[:2]] == [
+        (True, 1 - share),
+        (False, share),
+    ]
+    kl_BN = torch.arange(2 * QUICK.seeds, dtype=torch.float32)[:, None].expand(-1, len(ids))
+    (random,) = means(drawn, kl_BN).values()
+    chances = torch.tensor([1 - share, share] * QUICK.seeds) / QUICK.seeds
+    assert float(random.kl_WN[0]) == pytest.approx(float(chances @ kl_BN[:, 0]))
 
 
 def test_kl_is_that_of_each_routing_and_in_its_place(bench: Bench) -> None:

@@ -26,7 +26,7 @@ class Measured:
     """One router at one share, on one text.
 
     Attributes:
-        kl_WN: float32, nats, of the distribution behind every token; of random: the mean over seeds.
+        kl_WN: float32, nats, of the distribution behind every token; of random: the expectation.
         high_frac_W, auroc_W, recall_W: per window, see ``Routing``.
     """
 
@@ -65,7 +65,7 @@ def measure_text(bench: Bench, text: Text) -> dict[Key, Measured]:
     with progress(f"{text.name}: KL", len(text.windows), unit="windows") as advance:
         for ids, label_NL in zip(text.windows, labels_NL, strict=True):
             answers = routings(bench, ids, label_NL, routers, layers)
-            for key, measured in _means(answers, kl_nats(decoder, ids, answers)).items():
+            for key, measured in means(answers, kl_nats(decoder, ids, answers)).items():
                 found.setdefault(key, []).append(measured)
             advance()
     return {key: _stack(windows) for key, windows in found.items()}
@@ -127,18 +127,23 @@ def _kl(decoder: DifferentiableDecoder, high_NE: Tensor, hidden_BNE: Tensor) -> 
     return torch.cat(parts, 1).clamp_min_(0.0)
 
 
-def _means(answers: Sequence[Routing], kl_BN: Tensor) -> dict[Key, Measured]:
+def means(answers: Sequence[Routing], kl_BN: Tensor) -> dict[Key, Measured]:
     """One entry per router and share, of one window."""
     rows: dict[Key, list[int]] = {}
     for row, answer in enumerate(answers):
         rows.setdefault(answer.key, []).append(row)
 
+    def weights(some: Sequence[int]) -> Tensor:
+        weight_B = torch.tensor([answers[row].weight for row in some], dtype=torch.float64)
+        return weight_B / weight_B.sum()
+
     def mean(name: str, some: Sequence[int]) -> Tensor:
-        return torch.tensor([getattr(answers[row], name) for row in some]).double().mean()
+        value_B = torch.tensor([getattr(answers[row], name) for row in some], dtype=torch.float64)
+        return value_B @ weights(some)
 
     return {
         key: Measured(
-            kl_WN=kl_BN[some].mean(0),
+            kl_WN=weights(some).float() @ kl_BN[some],
             high_frac_W=mean("high_frac", some),
             auroc_W=mean("auroc", some),
             recall_W=mean("recall", some),

@@ -11,7 +11,7 @@ class Sizes:
         windows: of each text.
         window_tokens: of each window, as far as the text is long enough.
         shares: of high tokens.
-        seeds: of the random router.
+        seeds: of the random router, each with the window's first token low and high.
         draws: of the oracle's label.
         calls: of a router per turn.
         turns: that count, of everything that is timed.
@@ -25,7 +25,7 @@ class Sizes:
     windows: int = 6
     window_tokens: int = 2048
     shares: tuple[float, ...] = (0.05, 0.1, 0.2)
-    seeds: int = 5
+    seeds: int = 3
     draws: int = 3
     calls: int = 200
     turns: int = 5
