@@ -29,18 +29,17 @@ ABOUT = {"model": "tiny", "model_hash": "a" * 16, "interval": INTERVAL, "groups"
 
 
 def made_window(seed: int, num_intervals: int = 8) -> SummedWindow:
-    """Attention that says nothing; what is needed follows an id that is read again in the last interval."""
+    """Attention that says nothing: what is needed are tokens whose id comes again and again."""
     num_tokens = num_intervals * INTERVAL
-    ids_N = random_ids(num_tokens, seed) % 60
+    drawn_N = random_ids(num_tokens, seed)
+    ids_N = torch.where(drawn_N % 3 == 0, drawn_N % 2, 1000 + torch.arange(num_tokens))
     shape = 2, num_intervals, num_tokens
     received_GIN, needed_GIN = torch.zeros(shape), torch.zeros(shape)
     for index in range(num_intervals):
         stop = (index + 1) * INTERVAL
         received_GIN[:, index, :stop] = INTERVAL / stop
-        needed_GIN[:, index, :stop] = 0.01
-        follows_N = torch.isin(ids_N[: stop - 1] % 7, torch.tensor([3]))
-        needed_GIN[:, index, 1:stop] += follows_N
-    return SummedWindow(ids_N=ids_N % 7, sums=WindowSums(received_GIN, needed_GIN))
+        needed_GIN[:, index, :stop] = 0.01 + (ids_N[:stop] < 1000).float()
+    return SummedWindow(ids_N=ids_N, sums=WindowSums(received_GIN, needed_GIN))
 
 
 def write_set(path: Path, **about: object) -> Path:
@@ -58,13 +57,26 @@ def data_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(path: Path, **changed: object) -> RetentionTraining:
-    given = {"data": str(path), "sinks": 0, "recent": 1, "horizon": 32, "max_epochs": 8, **changed}
+    given = {
+        "data": str(path),
+        "sinks": 0,
+        "recent": 1,
+        "horizon": 32,
+        "batch_size": 128,
+        **changed,
+    }
     return RetentionTraining(**given)  # type: ignore[arg-type]
+
+
+def last_apart(decoder: DifferentiableDecoder) -> tuple[int, ...]:
+    """The last layer is a group of its own."""
+    return (0,) * (decoder.config.num_layers - 1) + (1,)
 
 
 def test_sums_are_those_of_a_causal_softmax(decoder: DifferentiableDecoder) -> None:
     """Weights of later tokens, of half an interval, or of a group that is counted once per layer."""
-    sums = window_sums(decoder, random_ids(70), layer_groups=(0, 1), interval=INTERVAL, seed=1)
+    apart = last_apart(decoder)
+    sums = window_sums(decoder, random_ids(70), layer_groups=apart, interval=INTERVAL, seed=1)
     assert sums.received_GIN.shape == sums.needed_GIN.shape == (2, 4, 64)
     assert torch.allclose(sums.received_GIN.sum(2), torch.tensor(float(INTERVAL)), rtol=1e-2)
     for index in range(4):
@@ -82,7 +94,7 @@ def test_what_is_needed_is_what_an_entry_would_take_away(decoder: Differentiable
         trace = decoder.trace(ids_N)
         gradient_NE = decoder.drawn_gradients(trace, 1, generator)[0]
         layers = {found.layer: found for found in decoder.attention(trace, gradient_NE)}
-    found = layers[1]
+    found = layers[decoder.config.num_layers - 1]
     q, k, v, gradient = (
         x.float() for x in (found.q_HNK, found.k_GNK, found.v_GNK, found.gradient_HNK)
     )
@@ -96,7 +108,8 @@ def test_what_is_needed_is_what_an_entry_would_take_away(decoder: Differentiable
     square_N = (change_HNK * gradient).sum((0, 2)).square()
     square_Q = square_N[INTERVAL:]
     expected = float((square_Q / (1 + square_Q)).sum())
-    sums = window_sums(decoder, ids_N, layer_groups=(0, 1), interval=INTERVAL, seed=5)
+    apart = last_apart(decoder)
+    sums = window_sums(decoder, ids_N, layer_groups=apart, interval=INTERVAL, seed=5)
     assert float(sums.needed_GIN[1, 1, gone]) == pytest.approx(expected, rel=0.1)
 
 
