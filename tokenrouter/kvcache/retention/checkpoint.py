@@ -102,8 +102,8 @@ def read_model(path: Path | str) -> RetentionModel:
         ValueError: a file that is missing, damaged, cut short, of another format or training, or that was trained on
             other features than this version's.
     """
-    path = Path(path).with_suffix(".json")
-    header = _header(path)
+    given, path = str(path), Path(path).with_suffix(".json")
+    header = _header(path, given)
     if tuple(header["features"]) != ENTRY_FEATURES:
         raise ValueError(
             f"{path} was trained on the features {', '.join(header['features'])}, and this version has "
@@ -130,13 +130,13 @@ def _plain(trained: RetentionModel) -> dict[str, Any]:
     return {name: getattr(trained, name) for name in RetentionModel.__slots__}
 
 
-def _header(path: Path) -> dict[str, Any]:
+def _header(path: Path, given: str) -> dict[str, Any]:
     """The json file, with every key that is needed."""
     try:
         header = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(
-            f"no trained retention policy at {path} ({error.strerror or error}): give "
+            f"path={given!r}: no trained retention policy at {path} ({error.strerror or error}): give "
             f"kvcache.retention.policy.path, or {TRAIN}"
         ) from None
     except ValueError as error:
