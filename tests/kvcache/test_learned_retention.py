@@ -95,6 +95,9 @@ def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
         )
     assert made.version != drawn_model(seed=1).version != drawn_model("b" * 16).version
     assert len(list(path.parent.iterdir())) == 2
+    assert Learned(path=str(path)) == Learned(path=str(path)), (
+        "tensors have no equality of their own"
+    )
 
 
 def change(key: str, value: object) -> Callable[[Path], None]:

@@ -24,9 +24,9 @@ PRETRAINED = Path(__file__).parent / "pretrained"
 TRAIN = "train one with `python run.py task=train_retention`"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RetentionModel:
-    """One hidden layer over what is known of an entry.
+    """One hidden layer over what is known of an entry. Two are equal when they score alike.
 
     Attributes:
         features: names, in the order of the columns.
@@ -48,6 +48,12 @@ class RetentionModel:
         standard_NF = (values_NF.clamp(t["low_F"], t["high_F"]) - t["center_F"]) / t["scale_F"]
         hidden_NP = torch.addmm(t["hidden_bias_P"], standard_NF, t["hidden_PF"].t())
         return hidden_NP.relu_() @ t["out_P"]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RetentionModel) and self.version == other.version
+
+    def __hash__(self) -> int:
+        return hash(self.version)
 
     @property
     def payload(self) -> bytes:
