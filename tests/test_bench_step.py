@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scripts.step_bench import app
-from scripts.step_bench.measures import QUICK, TEMPERATURES, Sizes, as_values, build, format_turns
+from scripts.step_bench.measures import QUICK, SAMPLING, Sizes, as_values, build, format_turns
 from scripts.step_bench.parts import PARTS, StepTimer
 from tokenrouter import LLM, EngineOptions, SamplingParams
 from tokenrouter.engine import engine as step_module
@@ -34,12 +34,12 @@ def printed() -> list[str]:
 
 def test_every_key_that_others_read_is_there(printed: list[str]) -> None:
     result: dict[str, Any] = json.loads(printed[-1])
-    claims = {f"step_{name}_{what}" for name in TEMPERATURES for what in ("ms", "overhead_frac")}
+    claims = {f"step_{name}_{what}" for name in SAMPLING for what in ("ms", "overhead_frac")}
     facts = {"parts_us", "sizes", "repeats", "router", "executor", "kernels", "quick", "provenance"}
     assert set(result) == claims | facts
     assert result["quick"] and result["repeats"] == 2 and result["provenance"]["model_hash"]
     assert (result["router"], result["executor"]) == ("rule", "int8_shared")
-    for name in TEMPERATURES:
+    for name in SAMPLING:
         parts = result["parts_us"][name]
         assert list(parts) == [*PARTS, "step", "overhead"]
         for key in ("schedule", "pack", "decide", "dispatch", "build", "forward", "logits"):
@@ -94,7 +94,10 @@ def test_requests_decode_and_differ_in_how_they_are_sampled_only() -> None:
     for name, llm in llms.items():
         requests = llm.engine.scheduler.running
         assert len(requests) == QUICK.batch and llm.engine.stats.prefill_tokens == 48
-        assert {r.params.temperature for r in requests} == {TEMPERATURES[name]}
+        params = SamplingParams(**SAMPLING[name])
+        assert {(r.params.temperature, r.params.top_p) for r in requests} == {
+            (params.temperature, params.top_p)
+        }
         assert all(r.num_computed >= r.prompt_len for r in requests)
     assert llms["greedy"].pool is llms["sampled"].pool
 

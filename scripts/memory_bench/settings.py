@@ -12,6 +12,7 @@ from tokenrouter.kvcache.retention import (
     Full,
     HeavyHitter,
     KeyNorm,
+    Learned,
     ObservationWindow,
     Random,
     RetentionOptions,
@@ -28,7 +29,7 @@ from .sizes import Sizes
 CONF = Path(__file__).resolve().parents[2] / "conf"
 SCORED: dict[str, type[ScoredPolicy]] = {
     policy.name: policy
-    for policy in (HeavyHitter, ObservationWindow, KeyNorm, SinkWindow, Random, RouteClass)
+    for policy in (HeavyHitter, ObservationWindow, Learned, KeyNorm, SinkWindow, Random, RouteClass)
 }
 FULL, INT8 = "full", "int8"
 CONTROLS = (FULL, INT8, "sink_window", "random")

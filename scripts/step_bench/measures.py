@@ -1,4 +1,4 @@
-"""Two engines that decode in turns, and where their steps spend their time."""
+"""Engines that decode in turns, and where their steps spend their time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +14,11 @@ from tokenrouter.workloads import PythonDocs, evaluation_documents
 
 from .parts import PARTS, Seconds, StepTimer
 
-TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}
+SAMPLING: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {},
+    "top_p": {"top_p": 0.9},
+}
 COMPUTE = ("forward", "logits")
 Turns = list[Seconds]
 
@@ -46,9 +50,9 @@ def build(model: LoadedModel, sizes: Sizes, *, router: str, executor: str) -> di
             f"context {sizes.context} is longer than the text allows: {shortest} tokens are left"
         )
     found = {}
-    for name, temperature in TEMPERATURES.items():
+    for name, sampling in SAMPLING.items():
         found[name] = llm = LLM(model, router=router, executors=pool)
-        _start(llm, prompts, temperature)
+        _start(llm, prompts, sampling)
     return found
 
 
@@ -97,14 +101,13 @@ def format_turns(turns: Mapping[str, Turns]) -> str:
     return "\n".join(lines)
 
 
-def _start(llm: LLM, prompts: Sequence[Sequence[int]], temperature: float) -> None:
+def _start(llm: LLM, prompts: Sequence[Sequence[int]], sampling: Mapping[str, float]) -> None:
     """Adds a request per prompt, without an end of its own, and runs all prompts."""
     seats = llm.options.max_num_seqs
     if len(prompts) > seats:
         raise ValueError(f"batch {len(prompts)} must be at most {seats}, the requests of one step")
-    params = SamplingParams(
-        temperature=temperature, max_tokens=None, ignore_eos=True, detokenize=False
-    )
+    options: Any = {"max_tokens": None, "ignore_eos": True, "detokenize": False, **sampling}
+    params = SamplingParams(**options)
     for row, prompt in enumerate(prompts):
         llm.engine.add_request(str(row), prompt, params, stream=False)
     while llm.engine.stats.output_tokens < len(prompts) or any(

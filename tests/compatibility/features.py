@@ -6,6 +6,7 @@ effect, is declared in ``rules.py``. Two settings that give one option different
 
 import string
 
+from tests.compatibility.engines import model
 from tests.compatibility.setting import (
     Setting,
     feature,
@@ -15,6 +16,7 @@ from tests.compatibility.setting import (
     routed,
     router,
 )
+from tests.kvcache.trained_retention import drawn_policy
 from tokenrouter import ObserveOptions
 from tokenrouter.kvcache.retention import (
     HeavyHitter,
@@ -167,7 +169,7 @@ FEATURES = (
         "memory",
         "retention",
         "eviction: `kvcache=heavy_hitter`, `observation_window`, `threshold`, `key_norm`, `random`, `sink_window`, "
-        "`route`",
+        "`route`, `learned`",
         heavy_hitter=retention(HeavyHitter(**SHARE)),
         observation_window=retention(ObservationWindow(**SHARE, pool_size=3)),
         threshold=retention(Threshold(threshold=0.7)),
@@ -175,6 +177,7 @@ FEATURES = (
         random=retention(Random(**SHARE)),
         sink_window=retention(SinkWindow(**SHARE)),
         route=retention(RouteClass(**SHARE)),
+        learned=retention(drawn_policy(model().model_hash, **SHARE)),
     ),
     feature(
         "memory",

@@ -27,6 +27,7 @@ CHOICES = [(group, name) for group, names in sorted(GROUPS.items()) for name in 
 NEEDED = {
     "hf": ["model.name=some/model"],
     "oracle": ["router.path=some/file"],
+    "train_retention": ["train.data=some/folder"],
     "train_router": ["train.data=some/folder"],
 }
 TASK_OF = {"labels": "collect", "trainer": "train_router"}

@@ -19,6 +19,7 @@ from tokenrouter.kvcache.retention import (
     Full,
     HeavyHitter,
     KeyNorm,
+    Learned,
     ObservationWindow,
     Random,
     RetentionOptions,
@@ -29,7 +30,7 @@ from tokenrouter.kvcache.retention import (
     Threshold,
 )
 
-SCORED = [HeavyHitter, KeyNorm, ObservationWindow, Random, RouteClass, SinkWindow]
+SCORED = [HeavyHitter, KeyNorm, Learned, ObservationWindow, Random, RouteClass, SinkWindow]
 NORMAL = CLASSES.index("normal")
 
 
@@ -48,6 +49,8 @@ def entries(num: int, num_seen: int | None = None, **fields: Tensor) -> Entries:
         key_norm_N=some(),
         draw_N=some(),
         class_N=torch.full((num,), NORMAL),
+        ids_S=torch.randint(0, 50, (num if num_seen is None else num_seen,), generator=generator),
+        depth=0.5,
     )
     return replace(made, **fields)
 

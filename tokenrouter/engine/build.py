@@ -197,6 +197,7 @@ def _memory(
     if options.retention is None:
         _warn_of_classes(router, routes.table)
     else:
+        options.retention.policy.use_for(model=model.name, model_hash=model.model_hash)
         retainer = Retainer(options.retention, kv_pool, arena, layer_groups, routes.table)
     return _Memory(
         layer_groups=layer_groups,

@@ -204,7 +204,7 @@ class Retainer:
         kept = int(table.num_kept_R[request.row])
         positions_N = torch.from_numpy(table.positions_RN[request.row, :kept].copy())
         nothing = torch.empty(0)
-        last_N = mean_N = key_norm_N = draw_N = nothing
+        last_N = mean_N = key_norm_N = draw_N = ids_S = nothing
         if self._watches:
             last_N, mean_N = _statistics(request)[group].close_window(kept)
         if "key_norm" in needs:
@@ -212,6 +212,8 @@ class Retainer:
         if "draws" in needs:
             hashes_N = torch.from_numpy(request.history.prefix_hash)[positions_N]
             draw_N = draw_levels(hashes_N, self._policy.seed) / DRAW_LEVELS
+        if "ids" in needs:
+            ids_S = torch.from_numpy(request.history.ids[:num_seen].copy())
         requested_N = torch.from_numpy(request.requested_N)[positions_N].long()
         assert bool((requested_N != UNDECIDED).all()), "an entry of a token without a route"
         return Entries(
@@ -222,6 +224,8 @@ class Retainer:
             key_norm_N=key_norm_N,
             draw_N=draw_N,
             class_N=self._class_of_route[requested_N],
+            ids_S=ids_S,
+            depth=(group + 0.5) / len(self._groups),
         )
 
     def _guarded(self, entries: Entries) -> Tensor:

@@ -40,13 +40,14 @@ def run(job: Job) -> None:
     maker: LabelMaker = instantiate(cfg.labels, _convert_="object")
     spec = instantiate(cfg.executor)
     features = stored_features(options.features)
-    sources = _sources(cfg, options)
+    sources = sources_of(cfg, options)
     kernels = select(cfg.kernels.backend, dtype=torch.float32)
     with progress("set-up", 3, unit="stages") as advance:
         model = build.load(cfg, "float32")
         advance("model")
         cuts = {
-            source.name: _cut(source, model, options, len(sources), cfg.seed) for source in sources
+            source.name: cut_source(source, model, options, len(sources), cfg.seed)
+            for source in sources
         }
         advance("text")
         low = low_path(spec, model)
@@ -85,13 +86,14 @@ def run(job: Job) -> None:
     )
 
 
-def _sources(cfg: DictConfig, options: CollectOptions) -> list[TextSource]:
+def sources_of(cfg: DictConfig, options: CollectOptions) -> list[TextSource]:
+    """The texts that ``collect.sources`` names, or the run's data."""
     if options.sources is None:
         return [instantiate(cfg.data)]
     return texts_by_name(options.texts, options.sources)
 
 
-def _cut(
+def cut_source(
     source: TextSource, model: LoadedModel, options: CollectOptions, num_sources: int, seed: int
 ) -> Cut:
     """A source's windows, with a warning where the text is too short."""

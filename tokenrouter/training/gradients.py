@@ -8,6 +8,7 @@ H query heads, G key heads, K head size, V vocabulary.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,17 @@ class Trace:
 
     ids_N: Tensor
     inputs: tuple[Tensor, ...]
+
+
+class LayerHeads(NamedTuple):
+    """Attention of one layer over a window: rotated queries, keys, values, result, and a gradient at the result."""
+
+    layer: int
+    q_HNK: Tensor
+    k_GNK: Tensor
+    v_GNK: Tensor
+    result_HNK: Tensor
+    gradient_HNK: Tensor
 
 
 class DifferentiableDecoder:
@@ -169,6 +181,28 @@ class DifferentiableDecoder:
         for layer in range(self.config.num_layers):
             q_HNK, k_GNK, _ = self._high.heads(layer, self._high.qkv(layer, trace.inputs[layer]))
             yield q_HNK, k_GNK
+
+    @torch.no_grad()
+    def attention(self, trace: Trace, gradient_NE: Tensor) -> Iterator[LayerHeads]:
+        """Every layer's attention, from the last layer to the first.
+
+        Args:
+            trace: of the window.
+            gradient_NE: of one function, with respect to the last residual stream.
+        """
+        for layer in reversed(range(self.config.num_layers)):
+            hidden_NE = trace.inputs[layer].detach().requires_grad_()
+            with torch.enable_grad():
+                high = self._high.run(layer, hidden_NE)
+            gradient_NE, at_heads_NA = torch.autograd.grad(
+                high.hidden_NE, (hidden_NE, high.heads_NA), gradient_NE.to(high.hidden_NE.dtype)
+            )
+            q_HNK, k_GNK, v_GNK = self._high.heads(layer, high.linears[0].detach())
+            result, gradient = (
+                x.detach().unflatten(-1, (len(q_HNK), -1)).transpose(0, 1)
+                for x in (high.heads_NA, at_heads_NA)
+            )
+            yield LayerHeads(layer, q_HNK, k_GNK, v_GNK, result, gradient)
 
     def _check(self, ids_N: Tensor) -> None:
         limit, vocab_size = self.config.max_model_len, self.config.vocab_size

@@ -157,7 +157,7 @@ def train(
     )
 
 
-def load_checkpoint(module: RouterModule, path: Path) -> None:
+def load_checkpoint(module: torch.nn.Module, path: Path) -> None:
     """Puts a checkpoint's weights into ``module``: plain tensors, so that nothing in the file can run code.
 
     Raises:

@@ -4,6 +4,7 @@ from tokenrouter.kvcache.retention.base import Budget, Entries, RetentionPolicy,
 from tokenrouter.kvcache.retention.full import Full
 from tokenrouter.kvcache.retention.heavy_hitter import HeavyHitter
 from tokenrouter.kvcache.retention.key_norm import KeyNorm
+from tokenrouter.kvcache.retention.learned import Learned
 from tokenrouter.kvcache.retention.observation_window import ObservationWindow
 from tokenrouter.kvcache.retention.options import RetentionOptions
 from tokenrouter.kvcache.retention.random import Random
@@ -20,6 +21,7 @@ __all__ = [
     "Full",
     "HeavyHitter",
     "KeyNorm",
+    "Learned",
     "ObservationWindow",
     "Random",
     "RetentionOptions",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tokenrouter.checks import check_count, check_number
 
-Need = Literal["attention", "key_norm", "draws", "classes"]
+Need = Literal["attention", "key_norm", "draws", "classes", "ids"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,8 +30,10 @@ class Entries:
         key_norm_N: float32, L2 norm of the key, mean over key heads and layers.
         draw_N: float32 in [0, 1), a hash of the entry's prefix and the policy's seed.
         class_N: int64, index into ``CLASSES``: the retention class of the entry's token.
+        ids_S: int64 ``[num_seen]``, ids of all tokens seen, those evicted included.
+        depth: where the layer group lies that keeps these entries, over 0 (the first layers) to below 1.
 
-    What the policy does not need is empty; ``class_N`` is always there.
+    What the policy does not need is empty; ``class_N`` and ``depth`` are always there.
     """
 
     positions_N: Tensor
@@ -41,6 +43,8 @@ class Entries:
     key_norm_N: Tensor
     draw_N: Tensor
     class_N: Tensor
+    ids_S: Tensor
+    depth: float
 
     def __len__(self) -> int:
         return self.positions_N.shape[0]
@@ -69,6 +73,13 @@ class RetentionPolicy(ABC):
         Args:
             entries: of one request and layer group.
             is_guarded_N: bool, entries that stay; a policy with a budget counts them in.
+        """
+
+    def use_for(self, *, model: str, model_hash: str) -> None:
+        """Hears from the engine whose entries it will judge; by default any will do.
+
+        Raises:
+            ValueError: it was made for another model.
         """
 
     def max_kept(self, num_seen: int) -> int:
