@@ -33,7 +33,8 @@ from tokenrouter.workloads.base import greedy
 ROOT = Path(__file__).resolve().parent.parent
 KEY_OF = {"tok_s": "output_tok_s", "ttft_p99": "ttft_ms_p99"}
 CLAIMS = {f"tokenlevel_vs_static{size}_{name}" for size in ("", "2", "4") for name in KEY_OF}
-RATIOS = CLAIMS | {"int8_kv_decode2k_vs_full"}
+RATIOS = CLAIMS | {"int8_kv_decode2k_vs_full", "small_kv_decode2k_vs_full"}
+BYTES = {"int8_kv_bytes_frac", "small_kv_bytes_frac"}
 FACTS = {"ranges", "tokenlevel", "baselines", "workloads", "kernels", "sizes", "repeats", "quick"}
 LATENCIES = {
     f"{name}_ms_{percentile}"
@@ -93,7 +94,7 @@ def served(*, is_uniform: bool = False, **numbers: list[tuple[float, float]]) ->
 
 
 def test_every_key_that_others_read_is_there(result: dict[str, Any]) -> None:
-    assert set(result) == RATIOS | FACTS | {"int8_kv_bytes_frac", "provenance"}
+    assert set(result) == RATIOS | FACTS | BYTES | {"provenance"}
     assert result["quick"] and result["repeats"] == 2 and result["tokenlevel"] == TOKEN_LEVEL
     assert result["provenance"]["model"] == app.MODEL and result["provenance"]["model_hash"]
     assert list(result["workloads"]) == ["mixed_lengths", "crowd", "poisson", "uniform"]
@@ -260,12 +261,14 @@ def test_only_equal_requests_that_fit_one_static_batch_leave_nothing_to_schedule
 
 def test_int8_kv_is_int8_kv(bench: Bench) -> None:
     """Two engines with the same entries, or peaks of different steps."""
-    _, frac = int8_kv(bench)
+    found = int8_kv(bench)
+    (_, frac), (_, small_frac) = found["int8"], found["small"]
     head_dim = bench.kv["full"].model.config.head_dim
     assert frac == pytest.approx((head_dim + 4) / (2 * head_dim))
     tokens = QUICK.decode_batch * (QUICK.decode_context + 2 * QUICK.decode_steps)
     slots = [llm.engine.stats.peak_live_slots for llm in bench.kv.values()]
-    assert slots[0] == slots[1] >= tokens
+    assert slots[0] == slots[1] == slots[2] >= tokens
+    assert frac < small_frac <= 1
 
 
 def test_arguments(monkeypatch: pytest.MonkeyPatch) -> None:

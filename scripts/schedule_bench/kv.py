@@ -1,4 +1,4 @@
-"""Decode from int8 KV entries against full ones."""
+"""Decode from int8 KV entries, all or the old ones, against full ones."""
 
 from tokenrouter.evaluation import ratios as timing
 from tokenrouter.telemetry import Spread
@@ -6,8 +6,8 @@ from tokenrouter.telemetry import Spread
 from .setup import Bench
 
 
-def int8_kv(bench: Bench) -> tuple[Spread, float]:
-    """Rate of tokens with int8 entries over that with full ones, and their peaks of live bytes in the same steps."""
+def int8_kv(bench: Bench) -> dict[str, tuple[Spread, float]]:
+    """By system beside ``full``: its rate of tokens and its peak of live bytes in the same steps, both over full's."""
     sizes = bench.sizes
     title = f"decode, batch {sizes.decode_batch}, context from {sizes.decode_context}"
     prompts = [
@@ -19,12 +19,14 @@ def int8_kv(bench: Bench) -> tuple[Spread, float]:
         bench.kv, prompts, bench.repeats, num_steps=sizes.decode_steps, title=title
     )
     print(timing.format_rates(title, seconds, sizes.decode_batch))
-    rate = timing.speed_ratio(seconds, "int8", "full")
     peaks = {name: llm.engine.stats.peak_live_bytes for name, llm in bench.kv.items()}
-    frac = peaks["int8"] / peaks["full"]
-    print(
-        f"  int8 / full: tok/s {rate.median:.3f} [{rate.min:.3f}, {rate.max:.3f}], peak of live KV bytes {frac:.3f} of "
-        f"{peaks['full'] / 1e6:.1f} MB",
-        flush=True,
-    )
-    return rate, frac
+    found = {}
+    for name in [name for name in bench.kv if name != "full"]:
+        rate, frac = timing.speed_ratio(seconds, name, "full"), peaks[name] / peaks["full"]
+        found[name] = rate, frac
+        print(
+            f"  {name} / full: tok/s {rate.median:.3f} [{rate.min:.3f}, {rate.max:.3f}], peak of live KV bytes "
+            f"{frac:.3f} of {peaks['full'] / 1e6:.1f} MB",
+            flush=True,
+        )
+    return found

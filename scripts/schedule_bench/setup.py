@@ -7,6 +7,7 @@ from functools import partial
 
 from tokenrouter import LLM, EngineOptions
 from tokenrouter.executors import build_pool
+from tokenrouter.kvcache.retention import HeavyHitter, RetentionOptions
 from tokenrouter.models import LoadedModel
 from tokenrouter.workloads import (
     LengthMix,
@@ -110,7 +111,8 @@ class Bench:
         ids: of the evaluation text.
         requests: of the workloads in which all arrive at once, by name.
         systems: all_high with each of ``Sizes.schedules``, by its name.
-        kv: all_high with full and with int8 KV entries, by these names, with a seat for each request that decodes.
+        kv: all_high by its entries, with a seat for each request that decodes: all full, all int8, and ``small``, as
+            experiment=small_kv keeps them: old ones in int8, chosen among by attention that is observed.
     """
 
     sizes: Sizes
@@ -141,7 +143,22 @@ def build(model: LoadedModel, sizes: Sizes, *, repeats: int) -> Bench:
         ids=ids,
         requests={name: w.requests(encode, ids) for name, w in make_workloads(sizes).items()},
         systems={name: llm(options) for name, options in sizes.schedules.items()},
-        kv={"full": llm(kv), "int8": llm(replace(kv, kv_cache_dtype="int8"))},
+        kv={
+            "full": llm(kv),
+            "int8": llm(replace(kv, kv_cache_dtype="int8")),
+            "small": llm(replace(kv, retention=small_kv(model.config.num_layers))),
+        },
+    )
+
+
+def small_kv(num_layers: int) -> RetentionOptions:
+    """As conf/experiment/small_kv.yaml has them, in fewer groups where the model has fewer layers."""
+    return RetentionOptions(
+        policy=HeavyHitter(evicted_frac=0.0, max_entries=2944, recent_frac=0.8),
+        window=128,
+        layers=30,
+        groups=min(5, num_layers),
+        compress="old",
     )
 
 
