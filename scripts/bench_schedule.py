@@ -18,8 +18,8 @@ median over passes with the smallest and the largest. Ratios are taken pass by p
 scheduling does not pay where a pass of static is as good as one of fcfs, and where equal requests fill one batch.
 
 KV: 8 requests that decode together at a context of 2,048, `int8_kv_decode2k_vs_full`, and the peaks of live KV bytes in
-the same steps, `int8_kv_bytes_frac`; `small_kv_*`: the same with entries as experiment=small_kv keeps them. The last line
-is one JSON object.
+the same steps, `int8_kv_bytes_frac`; `small_kv_*`: the same with the entries of experiment=small_kv. The last line is
+one JSON object.
 """
 
 from schedule_bench.app import main
