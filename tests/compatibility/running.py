@@ -213,12 +213,12 @@ def watch(result: Run) -> None:
         plan = schedule()
         unfinished = [request for request in scheduler.running if not request.finished]
         result.most_running = max(result.most_running, len(unfinished))
-        decoding = [chunk.request.decoding for chunk in plan.chunks]
+        decoding = [request.decoding for request in plan.requests]
         result.most_decode = max(result.most_decode, sum(decoding))
-        result.largest_step = max(result.largest_step, sum(c.length for c in plan.chunks))
+        result.largest_step = max(result.largest_step, int(plan.length_C.sum()))
         result.mixes_phases |= any(decoding) and not all(decoding)
-        for chunk in plan.chunks:
-            name = chunk.request.request_id.split("#")[0]
+        for request in plan.requests:
+            name = request.request_id.split("#")[0]
             if name not in result.order and name != "neighbour":
                 result.order.append(name)
         return plan

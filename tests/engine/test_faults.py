@@ -168,6 +168,57 @@ def test_a_router_that_raises_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert last[str(index)].outputs[0].routes == one.outputs[0].routes
 
 
+def test_a_seeded_draw_that_is_tried_again_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed step that uses up a seeded request's numbers: the seed no longer says what it draws."""
+    params = SamplingParams(seed=5, n=2, temperature=2.0, max_tokens=9, ignore_eos=True)
+    expected = plain_llm().generate(prompts()[:4], params)
+    llm = plain_llm()
+    sampler = llm.engine._parts.sampler
+    real, count = sampler.sample, 0
+
+    def drawn_and_lost(*args: Any) -> Any:
+        nonlocal count
+        count += 1
+        sampled = real(*args)
+        if count in {1, 4, 5}:
+            raise RuntimeError("injected")
+        return sampled
+
+    monkeypatch.setattr(sampler, "sample", drawn_and_lost)
+    for index, prompt in enumerate(prompts()[:4]):
+        llm.engine.add_request(str(index), prompt, params)
+    last, failures = step_to_the_end(llm)
+    assert failures == 3
+    for index, one in enumerate(expected):
+        got = last[str(index)].outputs
+        assert [c.token_ids for c in got] == [c.token_ids for c in one.outputs]
+
+
+def test_a_router_that_fails_to_hear_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outputs of a step that is done are lost, those of requests that ended in it for ever."""
+    router = RandomRouter(0.5)
+    expected = LLM(tiny(), router=router, executors=twin()).generate(prompts()[:6], greedy())
+    llm = LLM(tiny(), router=router, executors=twin())
+    monkeypatch.setattr(router, "observe", failing(router.observe, at={1, 4, 5, 12, 13}))
+    for index, prompt in enumerate(prompts()[:6]):
+        llm.engine.add_request(str(index), prompt, greedy())
+    last, failures = step_to_the_end(llm)
+    assert failures == 4, "the last step is the twelfth, and the one that hands back runs nothing"
+    assert [tokens(last[str(i)]) for i in range(6)] == [tokens(one) for one in expected]
+
+
+def test_what_a_failed_run_left_is_not_handed_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs that a raising ``observe`` kept back come out of an engine whose requests were all aborted."""
+    router = RandomRouter(0.5)
+    llm = LLM(tiny(), router=router, executors=twin())
+    monkeypatch.setattr(router, "observe", failing(router.observe, at={3, 12}))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="injected"):
+            llm.generate(prompts()[:6], greedy(9))
+        assert not llm.engine.has_unfinished()
+    assert len(llm.generate(prompts()[:6], greedy(9))) == 6
+
+
 @pytest.mark.parametrize("num_kv_slots", [None, 120])
 @pytest.mark.parametrize("dispatch", ["mixed", "queued"])
 @pytest.mark.parametrize("family", ["llama", "mistral"])

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenrouter.features import TokenHistory, sequence_batch
+from tokenrouter.features import HistoryRows, TokenHistory, sequence_batch
+from tokenrouter.telemetry.memory import process_bytes
 from tokenrouter.types import Phase
 
 IDS = st.integers(0, 12) | st.integers(0, 2**31)
@@ -116,3 +117,26 @@ def test_turns_begin_at_special_tokens() -> None:
     history.append(2)
     assert history.turn_start.tolist() == [0, 0, 2, 2, 2, 5]
     assert TokenHistory([1, 0, 1], 3).turn_start.tolist() == [-1, -1, -1]
+
+
+@pytest.mark.parametrize("capacity", [65_535, 65_536])
+def test_counts_reach_as_far_as_a_history(capacity: int) -> None:
+    """Guards against a count that wraps to 0 at the end of its two bytes."""
+    history = TokenHistory([7] * (capacity - 2), capacity)
+    history.append(7)
+    history.append(7)
+    assert history.repeats[-3:].tolist() == [capacity - 3, capacity - 2, capacity - 1]
+
+
+def test_counts_take_memory_only_of_rows_that_grow() -> None:
+    """Guards against a table of counts that is written in all rows when one of them meets a large id."""
+    rows, histories = HistoryRows(500, 8), [TokenHistory([1, 2, 2], 8) for _ in range(2)]
+    for row, history in enumerate(histories):
+        history.move(rows, row)
+    before_bytes = process_bytes()
+    for token_id in (2, 200_000, 2, 200_000, 140_000):
+        histories[1].append(token_id)
+    assert process_bytes() - before_bytes < 32 << 20, "of 256 MiB"
+    assert histories[1].repeats.tolist() == [0, 0, 1, 2, 0, 3, 1, 0]
+    histories[0].append(2)
+    assert histories[0].repeats[3] == 2

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,7 +39,21 @@ def request(name: str, prompt_len: int, num_output: int, priority: int = 0) -> R
 
 def lengths(plan: StepPlan) -> dict[str, int]:
     """Planned tokens by the request's name."""
-    return {chunk.request.request_id: chunk.length for chunk in plan.chunks}
+    return {chunk.request.request_id: chunk.length for chunk in chunks(plan)}
+
+
+class Chunk(NamedTuple):
+    """Tokens ``start`` to ``start + length`` of one request."""
+
+    request: Request
+    start: int
+    length: int
+
+
+def chunks(plan: StepPlan) -> list[Chunk]:
+    """The plan's, one by one."""
+    spans = zip(plan.requests, plan.start_C.tolist(), plan.length_C.tolist(), strict=True)
+    return [Chunk(*span) for span in spans]
 
 
 class Simulation:
@@ -84,7 +98,7 @@ class Simulation:
         self.num_preemptions += len(plan.preempted)
         self.num_swapped += sum(one.swapped is not None for one in plan.preempted)
         self.num_shared_tokens += plan.num_shared_tokens
-        for index, chunk in enumerate(plan.chunks):
+        for index, chunk in enumerate(chunks(plan)):
             one = chunk.request
             if index and one.decoding and put_off(one):
                 one.waited_steps += 1
@@ -127,7 +141,7 @@ class Simulation:
         while self.scheduler.has_unfinished:
             plan = self.step(put_off)
             steps += 1
-            empty = 0 if plan.chunks else empty + 1
+            empty = 0 if plan.requests else empty + 1
             assert empty < 3, "the policy plans nothing though requests wait"
             assert steps < 5000, "requests never finish"
         assert self.pool.available == self.pool.num_slots, "slots leaked"
@@ -139,16 +153,16 @@ class Simulation:
         """What a plan promises."""
         self.pool.check_integrity()
         limits = self.scheduler.limits
-        planned = [chunk.request for chunk in plan.chunks]
+        planned = plan.requests
         assert len(set(planned)) == len(planned), "two chunks of one request"
-        decode = sum(c.length for c in plan.chunks if c.request.decoding)
-        prompt = sum(c.length for c in plan.chunks if not c.request.decoding)
+        decode = sum(c.length for c in chunks(plan) if c.request.decoding)
+        prompt = sum(c.length for c in chunks(plan) if not c.request.decoding)
         assert decode + prompt <= limits.max_num_batched_tokens
         assert decode <= (limits.max_decode_tokens or decode)
         assert prompt <= (limits.max_prefill_tokens or prompt)
         assert len(self.scheduler.running) <= self.scheduler.max_num_seqs
         cut = self.scheduler.cut_every
-        for chunk in plan.chunks:
+        for chunk in chunks(plan):
             one, stop = chunk.request, chunk.start + chunk.length
             assert one in self.scheduler.running and not one.finished
             assert chunk.length > 0 and chunk.start == one.num_computed
@@ -175,7 +189,7 @@ class Simulation:
         limits = self.scheduler.limits
         longest = 0 if limits.phase_order == "mixed" else limits.max_phase_wait_steps
         turns = math.ceil(limits.max_num_seqs / (limits.max_decode_tokens or limits.max_num_seqs))
-        planned = {chunk.request for chunk in plan.chunks}
+        planned = set(plan.requests)
         for one in plan.preempted:  # its turn begins anew when it is back
             self._unplanned[one.request_id] = 0
         running = [one for one in running if one in self.scheduler.running]  # not preempted

@@ -1,6 +1,6 @@
 """What running completions ask for, by the row of their request: how to draw their tokens, and when to look at one.
 
-R rows, S stop ids of a row, C chunks of a step whose next token is due.
+R rows, V vocabulary, C chunks of a step whose next token is due.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,9 +32,8 @@ class CompletionRows:
 
     def __init__(self, eos_token_ids: frozenset[int], vocab_size: int) -> None:
         self._owners = RowOwners()
-        self._is_eos_V = np.zeros(vocab_size, np.bool_)
-        self._is_eos_V[[i for i in eos_token_ids if i < vocab_size]] = True
-        self._stop_ids_RS: IntArray = np.zeros((0, 0), np.int64)
+        self._eos_ids = [i for i in eos_token_ids if i < vocab_size]
+        self._vocab_size = vocab_size
         self._resize(0)
 
     def meet(
@@ -54,36 +53,31 @@ class CompletionRows:
             params = request.params
             self.settings_R[row] = state_of(request).settings
             self._is_watched_R[row] = is_watched(request)
-            self._ignores_eos_R[row] = params.ignore_eos
             self._limit_R[row] = _limit(request, params)
-            self._write_stop_ids(row, params.stop_ids)
+            self._write_last_ids(int(row), params)
 
     def to_visit(self, tokens: TokenRows, row_C: IntArray, ids_C: IntArray) -> IntArray:
         """The numbers c of those that someone looks at, or that may end, now that ``ids_C`` are their last tokens."""
         length_C = tokens.history.length_R[row_C]
         num_output_C = length_C - tokens.state_R["prompt_len"][row_C]
-        is_stop_C = self._is_eos_V[ids_C] & ~self._ignores_eos_R[row_C]
-        is_stop_C |= (self._stop_ids_RS[row_C] == ids_C[:, None]).any(axis=1)
+        is_stop_C = self._is_last_RV[row_C, ids_C]
         is_stop_C &= num_output_C >= self.settings_R["min_tokens"][row_C]
         is_seen_C = self._is_watched_R[row_C] | is_stop_C | (length_C >= self._limit_R[row_C])
         found_C: IntArray = np.flatnonzero(is_seen_C)
         return found_C
 
-    def _write_stop_ids(self, row: int, stop_ids: tuple[int, ...]) -> None:
-        missing = len(stop_ids) - self._stop_ids_RS.shape[1]
-        if missing > 0:
-            self._stop_ids_RS = np.pad(
-                self._stop_ids_RS, ((0, 0), (0, missing)), constant_values=NO_ID
-            )
-        self._stop_ids_RS[row] = NO_ID
-        self._stop_ids_RS[row, : len(stop_ids)] = stop_ids
+    def _write_last_ids(self, row: int, params: SamplingParams) -> None:
+        """The ids that may end a completion, in place of those of the row's former owner."""
+        self._is_last_RV[row, self._last_ids[row]] = False
+        self._last_ids[row] = [*params.stop_ids, *([] if params.ignore_eos else self._eos_ids)]
+        self._is_last_RV[row, self._last_ids[row]] = True
 
     def _resize(self, num_rows: int) -> None:
         self.settings_R: NDArray[np.void] = np.zeros(num_rows, SETTINGS)
         self._is_watched_R = np.zeros(num_rows, np.bool_)
-        self._ignores_eos_R = np.zeros(num_rows, np.bool_)
         self._limit_R = np.zeros(num_rows, np.int64)
-        self._stop_ids_RS = np.full((num_rows, 0), NO_ID)
+        self._last_ids: list[list[int]] = [[] for _ in range(num_rows)]
+        self._is_last_RV = np.zeros((num_rows, self._vocab_size), np.bool_)
 
 
 def _limit(request: Request, params: SamplingParams) -> int:

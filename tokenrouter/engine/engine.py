@@ -81,7 +81,9 @@ class LLMEngine:
         """Runs one step; returns the outputs that changed.
 
         An exception of the forward reaches the caller, and the step counts as not done: no token was added, and the
-        same step may be tried again. Decisions that were taken stay, and are counted and logged already.
+        same step may be tried again. Decisions that were taken stay, and are counted and logged already. One of a
+        retention policy or of ``Router.observe`` reaches the caller when the step is done: the next one hands back
+        its outputs, too.
         """
         parts, started = self._parts, time.perf_counter()
         plan = parts.scheduler.schedule()
@@ -122,7 +124,7 @@ class LLMEngine:
             step_s=ended - started,
         )
         self.stats.record(times, live_slots=used_slots)
-        parts.router.observe(self._feedback(route_tokens, times.step_s))
+        self._tell_router(route_tokens, times.step_s, outputs)
         return outputs
 
     def add_request(
@@ -276,11 +278,19 @@ class LLMEngine:
         is_idle = not self.scheduler.has_unfinished
         self.stats.num_compactions += self._parts.compactor.compact_if_due(is_idle=is_idle)
 
-    def _feedback(self, route_tokens: dict[str, int], step_s: float) -> StepFeedback:
-        return StepFeedback(
+    def _tell_router(
+        self, route_tokens: dict[str, int], step_s: float, outputs: list[RequestOutput]
+    ) -> None:
+        """What the step did; where the router raises, the step's outputs come with those of the next one."""
+        feedback = StepFeedback(
             num_running=len(self.scheduler.running),
             num_waiting=len(self.scheduler.waiting),
             free_slot_frac=self.pool.available / self.pool.num_slots,
             route_tokens=route_tokens,
             step_ms=1e3 * step_s,
         )
+        try:
+            self.router.observe(feedback)
+        except Exception:
+            self._parts.live.hand_back(outputs)
+            raise

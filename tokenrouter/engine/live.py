@@ -67,11 +67,12 @@ class LiveRequests:
         self._groups: dict[str, RequestGroup] = {}
         self._owner: dict[Request, tuple[RequestGroup, Completion]] = {}
         self._changed: dict[RequestGroup, None] = {}
+        self._handed_back: list[RequestOutput] = []
 
     @property
     def has_changed(self) -> bool:
         """Whether ``take_changed`` has something to hand back."""
-        return bool(self._changed)
+        return bool(self._changed or self._handed_back)
 
     def admit(
         self,
@@ -229,14 +230,20 @@ class LiveRequests:
         """Outputs of the requests that changed since the last call; finished ones are forgotten."""
         changed = [group for group in self._changed if group.stream or group.finished]
         self._changed.clear()
-        outputs = [group.output(self._executed_of) for group in changed]
+        outputs = self._handed_back + [group.output(self._executed_of) for group in changed]
+        self._handed_back = []
         for group in changed:
             if group.finished:
                 self.forget(group.request_id)
         return outputs
 
+    def hand_back(self, outputs: list[RequestOutput]) -> None:
+        """What was taken last did not reach the caller: the next call takes it first."""
+        self._handed_back = outputs
+
     def forget(self, request_id: str) -> None:
         """Drops a request without an output; its completions must not be scheduled any more."""
+        self._handed_back = [one for one in self._handed_back if one.request_id != request_id]
         group = self._groups.pop(request_id, None)
         if group is not None:
             self._changed.pop(group, None)

@@ -3,23 +3,22 @@
 import numpy as np
 
 from tokenrouter.engine.step import IntArray, PackedStep
-from tokenrouter.scheduler import Request
 
 NOBODY: IntArray = np.zeros(0, np.int64)
 
 
 class RowOwners:
-    """Remembers with which request each row was seen last."""
+    """Remembers with which request each row was seen last, by its number: it keeps no request alive."""
 
     def __init__(self) -> None:
         self._number_R: IntArray = np.zeros(0, np.int64)
-        self._last: tuple[Request, ...] = ()
+        self._last_C = NOBODY
 
     def newcomers(self, step: PackedStep) -> IntArray:
         """The chunks of ``step`` whose requests are not those that their rows were seen with last."""
-        if step.requests is self._last:  # a plan that was moved on
+        if step.row_C is self._last_C:  # a plan that was moved on
             return NOBODY
-        self._last = step.requests
+        self._last_C = step.row_C
         num_rows = len(step.tokens.state_R)
         if len(self._number_R) != num_rows:
             self._number_R = np.full(num_rows, -1)
@@ -27,7 +26,3 @@ class RowOwners:
         new_C: IntArray = np.flatnonzero(self._number_R[step.row_C] != number_C)
         self._number_R[step.row_C[new_C]] = number_C[new_C]
         return new_C
-
-    def forget(self) -> None:
-        """All are newcomers."""
-        self._number_R[:], self._last = -1, ()

@@ -75,7 +75,7 @@ class SamplerState:
         settings["has_own_logits"] = self.counts is not None or self.bias is not None
         settings["min_tokens"] = min(params.min_tokens, _MOST)
         settings["logprobs"] = -1 if params.logprobs is None else params.logprobs
-        if params.seed is not None:
+        if params.seed is not None and not params.greedy:
             settings["is_seeded"] = True
             settings["stream"] = seed_key((params.seed + index) % 2**63) % 2**64
         settings["inverse_temperature"] = 1 / min(

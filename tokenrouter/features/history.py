@@ -37,7 +37,8 @@ class HistoryRows:
         rolling_R: uint64, the rolling hash before the finaliser.
         length_R: int64.
 
-    Where a row is appended to, its ids are counted beside it, in two bytes (four beyond 65,535 tokens) an id.
+    Where a row is appended to, its ids are counted beside it, in two bytes (four beyond 65,535 tokens) an id, up to the
+    largest id that came: memory that a row takes as it meets ids.
     """
 
     def __init__(self, num_rows: int, capacity: int) -> None:
@@ -87,9 +88,12 @@ class HistoryRows:
 
     def _make_room(self, token_id: int) -> None:
         """For the counts of ids up to this one."""
-        if (missing := token_id + 1 - self._count_RV.shape[1]) > 0:
-            missing = (1 << token_id.bit_length()) - self._count_RV.shape[1]
-            self._count_RV = np.pad(self._count_RV, ((0, 0), (0, missing)))
+        num_rows, num_ids = self._count_RV.shape
+        if token_id >= num_ids:  # rows that are not counted hold zeros, and stay without memory
+            shape = num_rows, 1 << token_id.bit_length()
+            count_RV, of = np.zeros(shape, self._count_RV.dtype), np.flatnonzero(self._is_counted_R)
+            count_RV[of, :num_ids] = self._count_RV[of]
+            self._count_RV = count_RV
 
     def _columns(self) -> tuple[IntArray, ...]:
         return self.ids_RN, self.repeats_RN, self.turn_start_RN, self.prefix_hash_RN

@@ -1,6 +1,6 @@
 """Which requests and tokens run in a step. ``POLICIES`` has the classes by the names of conf/scheduler."""
 
-from tokenrouter.scheduler.base import Chunk, QueueFullError, Scheduler, StepPlan
+from tokenrouter.scheduler.base import QueueFullError, Scheduler, StepPlan
 from tokenrouter.scheduler.continuous import ContinuousScheduler
 from tokenrouter.scheduler.fcfs import FCFSScheduler
 from tokenrouter.scheduler.limits import PhaseOrder, SchedulerLimits
@@ -21,7 +21,6 @@ POLICIES: dict[str, type[ContinuousScheduler]] = {
 __all__ = [
     "POLICIES",
     "UNDECIDED",
-    "Chunk",
     "ContinuousScheduler",
     "FCFSScheduler",
     "PhaseOrder",

@@ -23,17 +23,8 @@ class QueueFullError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Chunk:
-    """Tokens ``start`` to ``start + length`` of one request run in this step."""
-
-    request: Request
-    start: int
-    length: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlan:
-    """The chunks of a step, at most one per request.
+    """The chunks of a step, at most one per request: neighbouring tokens of it that run together.
 
     Attributes:
         requests: of chunk c, C of them; ``row_C`` are their rows.
@@ -48,12 +39,6 @@ class StepPlan:
     length_C: NDArray[np.int64]
     preempted: tuple[Request, ...] = ()
     num_shared_tokens: int = 0
-
-    @property
-    def chunks(self) -> tuple[Chunk, ...]:
-        """The same, one by one."""
-        spans = zip(self.requests, self.start_C.tolist(), self.length_C.tolist(), strict=True)
-        return tuple(Chunk(request=r, start=start, length=length) for r, start, length in spans)
 
 
 class Scheduler(ABC):

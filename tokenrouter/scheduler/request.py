@@ -154,12 +154,6 @@ class Request:
         return len(self.history) - self.num_computed
 
     @property
-    def num_left(self) -> int:
-        """Steps that it needs at most from here on; generation may end before."""
-        is_forced = self.forced_ids is not None  # then the last token is fed, too
-        return self.max_total - len(self.history) + is_forced
-
-    @property
     def decoding(self) -> bool:
         """Whether the next token to compute is the last one known, and not part of the prompt."""
         return self.num_uncomputed == 1 and self.num_computed >= self.prompt_len

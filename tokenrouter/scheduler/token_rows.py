@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenrouter.features import HistoryRows
-from tokenrouter.scheduler.request import STATE, UNDECIDED, Request
+from tokenrouter.scheduler.request import STATE, Request
 
 IntArray = NDArray[np.int64]
 
@@ -37,8 +37,7 @@ class TokenRows:
         request.history.move(self.history, row)
         known_N = request.requested_N
         request.requested_N = self.requested_RN[row, : request.max_total]
-        request.requested_N[:] = UNDECIDED
-        request.requested_N[: len(known_N)] = known_N
+        request.requested_N[:] = known_N
         times_N = request.times_N
         request.times_N = self.time_RN[row, : len(times_N)]
         request.times_N[:] = times_N
