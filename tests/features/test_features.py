@@ -32,6 +32,7 @@ EXPECTED = {
     "is_decode": [0, 0, 0, 1, 1],
     "token_type": [4, 1, 4, 0, 1],
     "previous_token_type": [8, 4, 1, 4, 0],
+    "previous_id": [-1, 3, 1, 3, 0],
     "line_start": [1, 0, 1, 0, 0],
     "log_frequency": [-math.log(4), -math.log(2), -math.log(4), 0, -math.log(2)],
     "id_bucket": [166, 55, 166, 0, 55],

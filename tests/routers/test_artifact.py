@@ -90,7 +90,7 @@ FEATURE = {"edges": [0.5], "name": "mood"}
         (cut(".json"), "is damaged or cut short"),
         (cut(".safetensors"), "cut short or of another training .* has 407 bytes, and 417 were"),
         (change("format", "zip"), "is no trained router"),
-        (change("format_version", 2), "format version 2, and this version of tokenrouter reads 1"),
+        (change("format_version", 3), "format version 3, and .* tokenrouter reads 1 and 2"),
         (change("kind", "linear"), "kind 'linear', and this is router=mlp: choose router=linear"),
         (change("kind", "forest"), "kind 'forest'; kinds: mlp, linear, trees"),
         (change("features", [FEATURE]), r"do not exist here \(mood\); features: position"),
@@ -114,6 +114,13 @@ def test_what_does_not_fit_is_refused(
         ValueError, match=message.replace("407", str(number - 10)).replace("417", str(number))
     ):
         read_artifact(path, "mlp")
+
+
+def test_files_of_the_version_before_are_read(tmp_path: Path) -> None:
+    """Guards against routers that were trained before and cannot be used any more."""
+    path = write_artifact(drawn_artifact(), tmp_path / "router")
+    change("format_version", 1)(path)
+    assert read_artifact(path, "mlp").version == drawn_artifact().version
 
 
 def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:

@@ -46,6 +46,32 @@ def drawn_artifact(kind: Kind = "mlp", *, seed: int = 0) -> Artifact:
     )
 
 
+def with_id_numbers(artifact: Artifact, *, seed: int = 0) -> Artifact:
+    """``artifact`` with drawn numbers per id, 3 and 2, of 60 ids, and the feature that they need."""
+    draw = torch.Generator().manual_seed(seed)
+    columns = artifact.hidden + NUM_PHASES
+    numbers = {"id": 3, "previous": 2}
+    codes = {
+        f"{kind}_codes": torch.randint(-127, 128, (60, r), generator=draw, dtype=torch.int8)
+        for kind, r in numbers.items()
+    }
+    weights = {
+        f"{kind}_weights": torch.randn(r, columns, generator=draw) / 100
+        for kind, r in numbers.items()
+    }
+    table_KC = artifact.tensors["table"]
+    at = artifact.bins.first_id_row
+    bins = replace(
+        artifact.bins,
+        names=(*artifact.bins.names, "previous_id"),
+        edges=(*artifact.bins.edges, ()),
+    )
+    table_KC = torch.cat([table_KC[:at], torch.zeros(1, columns), table_KC[at:]])
+    return replace(
+        artifact, bins=bins, tensors={**artifact.tensors, "table": table_KC, **codes, **weights}
+    )
+
+
 def trained_for(artifact: Artifact, **changes: str) -> Artifact:
     """``artifact``, for another model or executor."""
     return replace(artifact, trained_for=replace(artifact.trained_for, **changes))

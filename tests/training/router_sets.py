@@ -1,5 +1,6 @@
 """A small data set of labels as task=collect writes it, whose needy tokens are known."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -35,7 +36,9 @@ def need(ids_N: Tensor, position_N: Tensor) -> Tensor:
     return torch.exp(2 * is_newline_N + 2 * is_needy_N + 16 / (8 + position_N))
 
 
-def window_rows(number: int, split: str, *, length: int = 128) -> WindowRows:
+def window_rows(
+    number: int, split: str, *, length: int = 128, features: Sequence[str] = FEATURES
+) -> WindowRows:
     """One window; its labels are noisy, in two layers."""
     draw = torch.Generator().manual_seed(1000 * (split == "valid") + number)
     ids = torch.randint(0, VOCAB_SIZE, (length,), generator=draw).tolist()
@@ -53,16 +56,24 @@ def window_rows(number: int, split: str, *, length: int = 128) -> WindowRows:
             "phase": batch.phase_T,
             "prefix_hash": batch.prefix_hash_T,
         },
-        features_NF=FeatureExtractor(FEATURES, TABLE).extract(batch).values_TF,
+        features_NF=FeatureExtractor(features, TABLE).extract(batch).values_TF,
         label_NC=need(batch.ids_T, batch.positions_T.float())[:, None] * noise_N2,
     )
 
 
-def write_set(path: Path, *, num_train: int = 40, num_valid: int = 6, **facts: object) -> Path:
+def write_set(
+    path: Path,
+    *,
+    num_train: int = 40,
+    num_valid: int = 6,
+    features: Sequence[str] = FEATURES,
+    **facts: object,
+) -> Path:
     """A data set of drawn text; ``facts`` replace those of ``FACTS``."""
     store = LabelStore(path)
-    store.open(FACTS | facts)
+    store.open(FACTS | {"features": list(features)} | facts)
     for split, count in (("train", num_train), ("valid", num_valid)):
         for number in range(count):
-            store.write(f"{split}-drawn-{number:05d}", window_rows(number, split))
+            rows = window_rows(number, split, features=features)
+            store.write(f"{split}-drawn-{number:05d}", rows)
     return path

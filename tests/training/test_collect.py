@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +13,22 @@ from tokenrouter.executors import POOLS, PoolSpec
 from tokenrouter.features import FEATURES, TokenTypeTable, sequence_batch
 from tokenrouter.models import LoadedModel
 from tokenrouter.training import collect as collecting
+from tokenrouter.training import entropies
 from tokenrouter.training.collect import CollectOptions, stored_features
+from tokenrouter.training.entropies import FOLDER, load_entropies, next_token_entropy
+from tokenrouter.training.gradients import DifferentiableDecoder
 from tokenrouter.training.labels import Fisher, OwnKL
+from tokenrouter.training.low_path import low_path
 from tokenrouter.training.oracle import labels_of
 from tokenrouter.training.storage import LabelStore
 
-JOB = ("task=collect", "debug=tiny", "kernels.backend=reference", "collect.window_tokens=64")
+JOB = (
+    "task=collect",
+    "debug=tiny",
+    "kernels.backend=reference",
+    "collect.window_tokens=64",
+    "collect.entropy_tokens=128",
+)
 
 
 def collect_into(tmp_path: Path, job: str, *overrides: str) -> tuple[LabelStore, dict[str, int]]:
@@ -72,6 +83,52 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
     assert again.path == store.path and summary["kept_windows"] == 4
 
 
+def test_entropies_are_of_text_that_has_no_labels(tmp_path: Path, model: LoadedModel) -> None:
+    """Statistics that hold the tokens that are learned from, and entropies of other tokens than those beside them."""
+    store, summary = collect_into(tmp_path, "job")
+    assert summary["num_entropy_tokens"] == 128
+    names = {path.stem for path in (store.path / FOLDER).iterdir()}
+    assert len(names) == 2 and not names & store.finished()
+    assert all(name.startswith("train-") for name in names)
+    found = load_entropies(store.path, without=())
+    decoder = DifferentiableDecoder(model, low_path(POOLS["int8"], model))
+    ids_N = found.ids_N[:64]
+    p_NV = decoder.logits(decoder.trace(ids_N).inputs[-1]).double().softmax(-1)
+    expected_N = -(p_NV * p_NV.log()).sum(1)
+    torch.testing.assert_close(found.entropy_N[:64].double(), expected_N, atol=1e-4, rtol=1e-4)
+    assert found.previous_N[[0, 64]].tolist() == [-1, -1]
+    assert torch.equal(found.previous_N[1:64], ids_N[:-1])
+    [one, _] = sorted(names)
+    assert len(load_entropies(store.path, without={one}).ids_N) == 64
+
+
+def test_entropies_that_are_there_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interruption that costs everything, and a damaged file that is taken for a good one."""
+    store, _ = collect_into(tmp_path, "first")
+    [kept, removed] = sorted((store.path / FOLDER).iterdir())
+    before = removed.read_bytes()
+    removed.unlink()
+    calls = []
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        calls.append(arguments)
+        return next_token_entropy(*arguments)
+
+    monkeypatch.setattr(entropies, "next_token_entropy", counted)
+    collect_into(tmp_path, "second")
+    assert len(calls) == 1 and removed.read_bytes() == before
+    kept.write_bytes(before[:-9])
+    with pytest.raises(ValueError, match=r"is damaged .*task=collect makes it again"):
+        load_entropies(store.path, without=())
+
+
+def test_without_entropies_the_way_to_them_is_named(tmp_path: Path) -> None:
+    store, summary = collect_into(tmp_path, "job", "collect.entropy_tokens=0")
+    assert "num_entropy_tokens" not in summary
+    with pytest.raises(ValueError, match=r"no entropies .*collect.entropy_tokens above 0"):
+        load_entropies(store.path, without=())
+
+
 @pytest.mark.data
 def test_several_texts_in_equal_parts(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """A source that is left out, or that fills the data set."""
@@ -117,6 +174,10 @@ def test_retention_labels(tmp_path: Path) -> None:
         ("collect.features=[positon]", "positon"),
         ("collect.sources=[nothing]", "no text 'nothing'; texts: "),
         ("executor=full", "set executor=int8 or"),
+        (
+            "collect.entropy_tokens=-1",
+            r"collect\.entropy_tokens=-1 must be an integer of at least 0",
+        ),
         ("labels.draws=0", "draws=0 must be an integer of at least 1"),
         ("+collect.num_token=3", r"did you mean collect\.num_tokens\?"),
         ("+labels.draw=3", r"did you mean labels\.draws\?"),

@@ -34,7 +34,7 @@ def test_batches_are_shuffled_by_the_seed_and_hold_every_token_once(data_path: P
 
     def order(seed: int) -> torch.Tensor:
         data = RouterData(str(data_path), batch_size=100, seed=seed)
-        return torch.cat([label_B for _, _, label_B in data.train_dataloader()])
+        return torch.cat([label_B for *_, label_B in data.train_dataloader()])
 
     assert torch.equal(order(1), order(1)) and not torch.equal(order(1), order(2))
     data = RouterData(str(data_path))

@@ -19,7 +19,11 @@ from tokenrouter.training.export import make_artifact
 from tokenrouter.training.router_data import RouterData
 from tokenrouter.training.train import TrainOptions, train
 
-FEW = ("trainer.features=[position,token_type]", "trainer.max_epochs=3")
+FEW = (
+    "trainer.features=[position,token_type]",
+    "trainer.max_epochs=3",
+    "trainer.id_numbers=0",
+)
 TINY = ("debug=tiny", "logger=none", "evaluation.num_windows=2")
 
 
@@ -69,6 +73,31 @@ def test_a_router_is_trained_tracked_and_exported(data_path: Path, tmp_path: Pat
     summary = json.loads((folder / "trained.json").read_text())
     assert summary["version"] == artifact.version and "0.1" in summary["valid"]["all"]
     assert json.loads((folder / "provenance.json").read_text())["model"] == "tiny_llama"
+
+
+WITH_IDS = ("trainer.features=[position,previous_id]", "trainer.max_epochs=2", "logger=none")
+
+
+def test_numbers_of_ids_come_from_the_model_and_the_entropies(tmp_path: Path) -> None:
+    """Guards against the documented commands, which no other test runs with their own options."""
+    output = f"paths.output_dir={tmp_path}"
+    sizes = "collect.window_tokens=64 collect.num_tokens=512 collect.entropy_tokens=256".split()
+    folder = run_in(tmp_path / "c", "task=collect", "labels=own_kl", *TINY[:2], output, *sizes)
+    data = json.loads((folder / "collected.json").read_text())["path"]
+    more = (f"train.data={data}", *WITH_IDS)
+    folder = run_in(tmp_path / "run", "task=train_router", "debug=tiny", *more)
+    tensors = read_artifact(folder / "router.json", "mlp").tensors
+    assert tensors["id_codes"].shape[1] == 6 and tensors["previous_codes"].shape[1] == 4
+    assert tensors["head"].shape[1] == 4 * 16
+    said = refused(tmp_path / "other", "task=train_router", "debug=tiny", "model.name=qwen2", *more)
+    assert "holds labels of the model tiny_llama" in said and "trainer.id_numbers=0" in said
+
+
+def test_a_data_set_without_entropies_is_refused(data_path: Path, tmp_path: Path) -> None:
+    """Guards against numbers of zeros, which look trained."""
+    more = (f"train.data={data_path}", *WITH_IDS)
+    said = refused(tmp_path / "run", "task=train_router", "debug=tiny", *more)
+    assert "holds no entropies" in said and "trainer.id_numbers=0" in said
 
 
 def test_layers_that_are_not_there_write_nothing(data_path: Path, tmp_path: Path) -> None:

@@ -57,6 +57,11 @@ def previous_token_type(batch: TokenBatch, context: FeatureContext) -> Tensor:
     return type_T.masked_fill(batch.previous_T < 0, NO_TOKEN).float()
 
 
+def previous_id(batch: TokenBatch, context: FeatureContext) -> Tensor:
+    """The id before it in the request, -1 at position 0: a class to look up, not a quantity."""
+    return batch.previous_T.float()
+
+
 def line_start(batch: TokenBatch, context: FeatureContext) -> Tensor:
     """1 for a capitalised word without a space before it, as after a newline or a quote."""
     return context.types.line_start_V[batch.ids_T].float()
@@ -107,6 +112,7 @@ SPECS = (
     _spec(is_decode, 0, 1, "phase"),
     _spec(token_type, 0, max(TokenType), "tokens", needs_text=True),
     _spec(previous_token_type, 0, NO_TOKEN, "tokens", needs_text=True),
+    _spec(previous_id, -1, math.inf, "tokens"),
     _spec(line_start, 0, 1, "tokens", needs_text=True),
     _spec(log_frequency, -math.inf, 0, "tokens"),
     _spec(id_bucket, 0, NUM_ID_BUCKETS - 1, "tokens"),

@@ -21,7 +21,9 @@ from tokenrouter.files import replace_file
 from tokenrouter.routers.lookup import Bins, check_tensors
 
 FORMAT = "tokenrouter router"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE = (1, 2)
+"""Version 1 has no numbers of ids and is otherwise the same."""
 Kind = Literal["mlp", "linear", "trees"]
 SUFFIX: Mapping[str, str] = {"mlp": ".safetensors", "linear": ".safetensors", "trees": ".txt"}
 TRAIN = "train one with `python run.py task=train_router`"
@@ -59,7 +61,8 @@ class Artifact:
         trained_for: model, low path and label.
         thresholds: by share of high tokens (``0.1``) and phase (``prefill``), on the text that it was trained on.
         about: where it comes from and how good it was: plain values that no router reads.
-        tensors: float32 ``table [K, H + P]`` and ``head [P, H]``; none for trees.
+        tensors: float32 ``table [K, H + P]`` and ``head [P, H]``, and those of IdRows where ids have numbers; none
+            for trees.
         text: the trees; empty for tables.
     """
 
@@ -187,10 +190,10 @@ def _header(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged or cut short ({error}): {TRAIN}") from None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise ValueError(f"{path} is no trained router (no format {FORMAT!r}): {TRAIN}")
-    if header.get("format_version") != FORMAT_VERSION:
+    if header.get("format_version") not in READABLE:
         raise ValueError(
             f"{path} has format version {header.get('format_version')!r}, and this version of tokenrouter reads "
-            f"{FORMAT_VERSION}: {TRAIN}"
+            f"{' and '.join(map(str, READABLE))}: {TRAIN}"
         )
     needed = {"kind", "features", "hidden", "trained_for", "thresholds", "ids", "sha256", "about"}
     if missing := sorted(needed - header.keys()):
@@ -222,7 +225,7 @@ def _payload(path: Path, header: Mapping[str, Any]) -> bytes:
 
 def _tensors(path: Path, payload: bytes) -> dict[str, Tensor]:
     try:
-        return {name: tensor.float() for name, tensor in load(payload).items()}
+        return load(payload)
     except SafetensorError as error:
         raise ValueError(
             f"{path.with_suffix('.safetensors')} is damaged ({error}): {TRAIN}"

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokenrouter.routers.id_numbers import PREVIOUS, IdRows, check_id_numbers, has_id_numbers
 from tokenrouter.types import Phase
 
 NUM_PHASES = len(Phase)
@@ -57,6 +58,7 @@ class RowFinder:
     """
 
     def __init__(self, bins: Bins) -> None:
+        self.num_rows = bins.num_rows
         counts = [len(edges) for edges in bins.edges]
         self._edges_FE = torch.full((len(counts), max(counts, default=0)), float("inf"))
         for feature, edges in enumerate(bins.edges):
@@ -97,6 +99,37 @@ def score_rows(table_KC: Tensor, head_PH: Tensor, rows_TN: Tensor, phase_T: Tens
     return score_T + (sum_TC[:, :hidden].relu() * head_PH[phase_T]).sum(1)
 
 
+class Scorer:
+    """Scores tokens by the tensors of a trained router.
+
+    Args:
+        bins: of the table.
+        tensors: float32 ``table [K, H + P]`` and ``head [P, H]``, and those of IdRows where there are any.
+    """
+
+    def __init__(self, bins: Bins, tensors: Mapping[str, Tensor]) -> None:
+        self._rows = RowFinder(bins)
+        self._table_KC, self._head_PH = tensors["table"], tensors["head"]
+        self._id_rows: IdRows | None = None
+        if has_id_numbers(tensors):
+            self._id_rows, self._previous = IdRows(tensors), bins.names.index(PREVIOUS)
+            self._table_KC = torch.cat([self._table_KC, self._id_rows.table_KC])
+
+    def __call__(self, values_TF: Tensor, ids_T: Tensor, phase_T: Tensor) -> Tensor:
+        """Scores, float32 ``[T]``.
+
+        Args:
+            values_TF: float32, the features in the order of the bins' names.
+            ids_T: int64.
+            phase_T: int64.
+        """
+        rows_TN = self._rows(values_TF, ids_T)
+        if self._id_rows is not None:
+            more_T2 = self._id_rows(ids_T, values_TF[:, self._previous].long())
+            rows_TN = torch.cat([rows_TN, more_T2 + self._rows.num_rows], 1)
+        return score_rows(self._table_KC, self._head_PH, rows_TN, phase_T)
+
+
 def check_tensors(bins: Bins, tensors: Mapping[str, Tensor], *, hidden: int) -> str | None:
     """What is wrong with the tensors of a scorer; None where nothing is."""
     wanted: dict[str, Sequence[int]] = {
@@ -112,4 +145,8 @@ def check_tensors(bins: Bins, tensors: Mapping[str, Tensor], *, hidden: int) -> 
             )
         if not bool(tensors[name].isfinite().all()):
             return f"tensor {name} holds values that are not finite"
-    return None
+    if not has_id_numbers(tensors):
+        return None
+    if PREVIOUS not in bins.names:
+        return f"numbers of the id before need the feature {PREVIOUS}"
+    return check_id_numbers(tensors, columns=hidden + NUM_PHASES)

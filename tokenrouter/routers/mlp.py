@@ -7,7 +7,7 @@ from torch import Tensor
 from tokenrouter.routers.artifact import Artifact, Kind
 from tokenrouter.routers.base import Seen
 from tokenrouter.routers.learned import LearnedRouter
-from tokenrouter.routers.lookup import RowFinder, score_rows
+from tokenrouter.routers.lookup import Scorer
 from tokenrouter.types import RouteInput
 
 
@@ -20,10 +20,8 @@ class MLPRouter(LearnedRouter):
 
     def load(self, artifact: Artifact) -> None:
         """See LearnedRouter."""
-        self._rows = RowFinder(artifact.bins)
-        self._table_KC, self._head_PH = artifact.tensors["table"], artifact.tensors["head"]
+        self._scorer = Scorer(artifact.bins, artifact.tensors)
 
     def score(self, inputs: RouteInput) -> Tensor:
         """See LearnedRouter."""
-        rows_TN = self._rows(inputs.values_TF, inputs.ids_T)
-        return score_rows(self._table_KC, self._head_PH, rows_TN, inputs.phase_T)
+        return self._scorer(inputs.values_TF, inputs.ids_T, inputs.phase_T)

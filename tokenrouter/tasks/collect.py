@@ -23,11 +23,18 @@ from tokenrouter.training.collect import (
     folder_name,
     stored_features,
 )
+from tokenrouter.training.entropies import collect_entropies
 from tokenrouter.training.gradients import DifferentiableDecoder
 from tokenrouter.training.labels import LabelMaker
 from tokenrouter.training.low_path import low_path
 from tokenrouter.training.storage import LabelStore
-from tokenrouter.training.windows import Cut, Window, cut_windows, texts_by_name
+from tokenrouter.training.windows import (
+    Cut,
+    Window,
+    cut_windows,
+    texts_by_name,
+    unlabelled,
+)
 from tokenrouter.workloads import TextSource
 
 log = logging.getLogger(__name__)
@@ -79,6 +86,16 @@ def run(job: Job) -> None:
     windows = [window for cut in cuts.values() for window in cut.windows]
     counts = _collect(windows, store, maker, decoder, features)
     summary = _summary(windows, counts) | {"path": str(store.path)}
+    if maker.kind == "precision" and options.entropy_tokens:
+        more = _unlabelled(sources, cuts, model, options, cfg.seed)
+        with progress("entropies", len(more), unit="windows") as advance:
+            collect_entropies(
+                more,
+                folder=store.path,
+                decoder=decoder,
+                on_done=lambda window, was_there: advance(window.name),
+            )
+        summary["num_entropy_tokens"] = sum(len(window.ids_N) for window in more)
     job.folder.write_json("collected.json", summary)
     job.run.log_metrics({"collect": summary})
     print(
@@ -118,6 +135,28 @@ def cut_source(
             cut.num_missing,
         )
     return cut
+
+
+def _unlabelled(
+    sources: list[TextSource],
+    cuts: dict[str, Cut],
+    model: LoadedModel,
+    options: CollectOptions,
+    seed: int,
+) -> list[Window]:
+    """Windows of the training side that get no labels, in equal parts of all sources."""
+    found = []
+    own = -(-options.entropy_tokens // len(sources))
+    for source in sources:
+        longer = cut_windows(
+            source,
+            build.encoder(model.tokenizer),
+            window_tokens=options.window_tokens,
+            num_tokens=options.num_tokens + 2 * own,  # some of them are for validation
+            seed=seed,
+        )
+        found += unlabelled(cuts[source.name], longer, num_tokens=own)
+    return found
 
 
 def _collect(

@@ -8,15 +8,19 @@ from typing import Any
 
 from hydra.utils import instantiate
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from tokenrouter.evaluation.progress import progress
 from tokenrouter.routers.artifact import write_artifact
+from tokenrouter.tasks import build
 from tokenrouter.tasks.common import Job
 from tokenrouter.tasks.tracking import WandbRun
 from tokenrouter.telemetry import collect_provenance
+from tokenrouter.training.entropies import load_entropies
 from tokenrouter.training.export import make_artifact
+from tokenrouter.training.id_inputs import IdInputs, make_id_inputs
 from tokenrouter.training.router_data import RouterData
+from tokenrouter.training.storage import LabelStore
 from tokenrouter.training.train import TrainOptions, train
 
 
@@ -50,6 +54,7 @@ def run(job: Job) -> None:
             batch_size=options.batch_size,
             min_id_count=options.min_id_count,
             seed=cfg.seed,
+            id_inputs=_id_inputs(cfg, source.data) if options.id_numbers else None,
         )
         advance("data")
         trained = train(data, options, folder=job.folder.path, loggers=_loggers(job), seed=cfg.seed)
@@ -74,6 +79,21 @@ def run(job: Job) -> None:
     job.folder.write_json("trained.json", summary)
     job.run.log_metrics({"trained": summary})
     _print_summary(valid, path, artifact.kind)
+
+
+def _id_inputs(cfg: DictConfig, data: str) -> IdInputs:
+    """What the model's embedding and the data set's entropies tell of ids."""
+    store = LabelStore(data)
+    facts = store.about
+    entropies = load_entropies(store.path, without=store.finished())
+    model = build.load(cfg, "float32")
+    if model.model_hash != facts["model_hash"]:
+        raise ValueError(
+            f"{data} holds labels of the model {facts['model']} ({facts['model_hash']}), and model= is {model.name} "
+            f"({model.model_hash}), whose embedding trainer.id_numbers={cfg.trainer.id_numbers} looks at: choose that "
+            "model, or set trainer.id_numbers=0"
+        )
+    return make_id_inputs(model.weights.embed_VE, entropies)
 
 
 def _loggers(job: Job) -> list[Logger]:

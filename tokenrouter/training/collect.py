@@ -35,6 +35,8 @@ class CollectOptions:
     Attributes:
         num_tokens: at least so many, over all sources.
         window_tokens: of a window, which is a request of its own.
+        entropy_tokens: about so many more, over all sources, get no labels but the entropy behind each, see
+            ``entropies``; as far as the texts have them. 0: none. Labels of retention have no use for them.
         texts: sources by name.
         sources: which of them, in equal parts; None: the run's data.
         features: names; None: all that can be stored.
@@ -46,6 +48,7 @@ class CollectOptions:
 
     num_tokens: int
     window_tokens: int
+    entropy_tokens: int = 0
     texts: Mapping[str, TextSource] = field(default_factory=dict)
     sources: Sequence[str] | None = None
     features: Sequence[str] | None = None
@@ -56,6 +59,10 @@ class CollectOptions:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"collect.{name}={value!r} must be an integer of at least 1")
+        if type(self.entropy_tokens) is not int or self.entropy_tokens < 0:
+            raise ValueError(
+                f"collect.entropy_tokens={self.entropy_tokens!r} must be an integer of at least 0"
+            )
         if self.num_tokens < self.window_tokens:
             raise ValueError(
                 f"collect.num_tokens={self.num_tokens} is less than one window and would give an empty data set: set "

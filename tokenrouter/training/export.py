@@ -11,7 +11,6 @@ from torch import Tensor
 
 from tokenrouter.routers import Thresholds
 from tokenrouter.routers.artifact import Artifact, TrainedFor
-from tokenrouter.routers.lookup import Bins
 from tokenrouter.training.losses import SHARES, rank_quality
 from tokenrouter.training.router_data import RouterData
 from tokenrouter.training.train import Trained
@@ -34,12 +33,10 @@ def make_artifact(
         about: plain values to keep beside what the data set is made of and the quality.
     """
     facts = data.facts
-    is_table = trained.kind != "trees"
-    bins = data.bins if is_table else Bins(data.features, tuple(() for _ in data.features), ())
     head = trained.tensors.get("head")
     return Artifact(
         kind=trained.kind,
-        bins=bins,
+        bins=trained.bins,
         hidden=0 if head is None else head.shape[1],
         trained_for=TrainedFor(
             model=facts["model"],

@@ -20,7 +20,9 @@ from torch.utils.data import (
 )
 
 from tokenrouter.features import FEATURES
+from tokenrouter.routers.id_numbers import PREVIOUS
 from tokenrouter.routers.lookup import Bins, RowFinder
+from tokenrouter.training.id_inputs import IdInputs
 from tokenrouter.training.losses import SHARES
 from tokenrouter.training.storage import LabelStore
 
@@ -61,6 +63,7 @@ class RouterData(lightning.LightningDataModule):
         batch_size: tokens.
         min_id_count: an id that occurs so often in training gets a row of its own.
         seed: of the order of the batches.
+        id_inputs: what is known of ids beside their labels; needs the feature ``previous_id``.
 
     Raises:
         ValueError: no data set, one that is empty, damaged or of retention labels, features that it lacks, values
@@ -76,6 +79,7 @@ class RouterData(lightning.LightningDataModule):
         batch_size: int = 1024,
         min_id_count: int = 2,
         seed: int = 0,
+        id_inputs: IdInputs | None = None,
     ) -> None:
         super().__init__()
         store = LabelStore(path)
@@ -97,6 +101,12 @@ class RouterData(lightning.LightningDataModule):
         read = [stored.index(name) for name in self.features]
         self.train = _examples(store, "train", read, columns, self.features)
         self.valid = _examples(store, "valid", read, columns, self.features)
+        if id_inputs is not None and PREVIOUS not in self.features:
+            raise ValueError(
+                f"trainer.id_numbers above 0 needs the feature {PREVIOUS}: add it to trainer.features, or set "
+                "trainer.id_numbers=0"
+            )
+        self.id_inputs = id_inputs
         self.bins = Bins(
             self.features,
             tuple(_edges(name, self.train.values_NF[:, i]) for i, name in enumerate(self.features)),
@@ -110,8 +120,14 @@ class RouterData(lightning.LightningDataModule):
         """Rows of the table per token, int64 ``[N, R]``."""
         return RowFinder(self.bins)(examples.values_NF, examples.ids_N)
 
+    def previous(self, examples: Examples) -> Tensor:
+        """The id before each token, int64 ``[N]``; -1 for none, or where the feature is not learned from."""
+        if PREVIOUS not in self.features:
+            return torch.full_like(examples.ids_N, -1)
+        return examples.values_NF[:, self.features.index(PREVIOUS)].long()
+
     def train_dataloader(self) -> DataLoader[Any]:
-        """Shuffled batches of (rows, phase, label as a multiple of its mean)."""
+        """Shuffled batches of what RouterModule takes, and the label as a multiple of its mean."""
         generator = torch.Generator().manual_seed(self.seed)
         return self._loader(self.train, generator)
 
@@ -121,7 +137,11 @@ class RouterData(lightning.LightningDataModule):
 
     def _loader(self, examples: Examples, generator: torch.Generator | None) -> DataLoader[Any]:
         label_N = examples.label_N / self.mean_label
-        tensors = TensorDataset(self.rows(examples), examples.phase_N, label_N)
+        previous_N, entropy_N2 = self.previous(examples), torch.zeros(len(examples), 0)
+        if self.id_inputs is not None:
+            entropy_N2 = self.id_inputs.entropies(examples.ids_N, previous_N)
+        ids_N2 = torch.stack([examples.ids_N, previous_N], 1)
+        tensors = TensorDataset(self.rows(examples), examples.phase_N, ids_N2, entropy_N2, label_N)
         order: Sampler[int] = SequentialSampler(tensors)
         if generator is not None:
             order = RandomSampler(tensors, generator=generator)
@@ -183,8 +203,10 @@ def _frequent_ids(ids_N: Tensor, min_count: int) -> tuple[int, ...]:
 
 
 def _edges(name: str, value_N: Tensor) -> tuple[float, ...]:
-    """Where a feature is cut: classes one by one, counts in growing steps, other numbers in equal parts."""
+    """Where a feature is cut: classes one by one, counts in growing steps, ids nowhere, others in equal parts."""
     spec = FEATURES[name]
+    if name == PREVIOUS:
+        return ()
     is_whole = bool((value_N == value_N.round()).all())
     if is_whole and spec.high - spec.low <= MAX_CLASSES:
         return tuple(spec.low + i + 0.5 for i in range(int(spec.high - spec.low)))

@@ -1,35 +1,43 @@
-"""The look-up tables of a router as a LightningModule.
+"""The look-up tables of a router as a LightningModule: one network, or several whose scores are averaged.
 
-B tokens of a batch, R rows of the table per token, K rows in all, C columns, P phases, H hidden units, S shares.
+B tokens of a batch, R rows of the table per token, K rows in all, S members, H hidden units of a member, P phases,
+C = S * (H + P) columns: first all hidden units, then what is added to the scores; V vocabulary, E hidden size.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import lightning
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from tokenrouter.routers.lookup import NUM_PHASES, score_rows
+from tokenrouter.routers.lookup import NUM_PHASES
 from tokenrouter.training.losses import LOSSES, SHARES, LossName, rank_quality
 
 MONITORED = "valid/gain_frac"
+EMBEDDING_RATE, ENTROPY_RATE = 0.1, 0.3
+"""Learning rates of maps from embeddings and from entropies, as multiples of the table's."""
 Batch = Sequence[Tensor]
 
 
 class RouterModule(lightning.LightningModule):
-    """Learns a table and a head per phase.
+    """Learns a table and a head per phase, and what embeddings and entropies of ids add to the table's rows.
 
     Args:
         num_rows: K.
         first_id_row: from here on a row belongs to an id, the last one to all ids that have none.
         hidden: H; 0 for an additive score.
+        members: S.
+        embed_VE: float32, what is known of an id; None: nothing beside its row.
         loss: by name.
         cut_S: labels, as multiples of the mean, at which the top shares begin.
         learning_rate: of Adam.
         shrinkage: pulls rows to zero, in units of one token's loss.
         id_shrinkage: the same for rows of ids: the larger, the more an id seen seldom falls back to its type and
             frequency.
+        embed_shrinkage: the same for maps from embeddings.
         seed: of the first weights.
         num_tokens: that are trained on.
     """
@@ -38,6 +46,7 @@ class RouterModule(lightning.LightningModule):
     head: Tensor
     penalty_K1: Tensor
     cut_S: Tensor
+    embed_VE: Tensor
 
     def __init__(
         self,
@@ -52,40 +61,79 @@ class RouterModule(lightning.LightningModule):
         id_shrinkage: float,
         seed: int,
         num_tokens: int,
+        members: int = 1,
+        embed_VE: Tensor | None = None,
+        embed_shrinkage: float = 0.0,
     ) -> None:
         super().__init__()
         draw = torch.Generator().manual_seed(seed)
-        table_KC = torch.zeros(num_rows, hidden + NUM_PHASES)
-        table_KC[:first_id_row, :hidden] = torch.randn(first_id_row, hidden, generator=draw) * 0.3
+        self.hidden, self.members = hidden, members
+        units, columns = members * hidden, members * (hidden + NUM_PHASES)
+        table_KC = torch.zeros(num_rows, columns)
+        table_KC[:first_id_row, :units] = torch.randn(first_id_row, units, generator=draw) * 0.3
         self.table = torch.nn.Parameter(table_KC)
         scale = max(hidden, 1) ** -0.5
         self.head = torch.nn.Parameter(
-            torch.randn(1, hidden, generator=draw).expand(NUM_PHASES, -1) * scale
+            torch.randn(1, units, generator=draw).expand(NUM_PHASES, -1) * scale
         )
+        self.register_buffer("embed_VE", embed_VE, persistent=False)
+        if embed_VE is not None:
+            size = embed_VE.shape[1]
+            self.embed_map = torch.nn.Parameter(
+                torch.randn(2, size, columns, generator=draw) * 0.05 * size**-0.5
+            )
+            self.entropy_map = torch.nn.Parameter(torch.randn(2, columns, generator=draw) * 0.1)
         penalty_K = torch.full((num_rows, 1), shrinkage)
         penalty_K[first_id_row:] = id_shrinkage
         self.register_buffer("penalty_K1", penalty_K / num_tokens, persistent=False)
+        self.embed_penalty = embed_shrinkage / num_tokens
         self.register_buffer("cut_S", cut_S, persistent=False)
         self.loss_name: LossName = loss
         self.learning_rate = learning_rate
         self._scored: list[tuple[Tensor, Tensor]] = []
 
-    def forward(self, rows_BR: Tensor, phase_B: Tensor) -> Tensor:
-        """Scores, float32 ``[B]``."""
-        return score_rows(self.table, self.head, rows_BR, phase_B)
+    def forward(
+        self, rows_BR: Tensor, phase_B: Tensor, ids_B2: Tensor, entropy_B2: Tensor
+    ) -> Tensor:
+        """Scores of all members, float32 ``[B, S]``.
+
+        Args:
+            rows_BR: int64.
+            phase_B: int64.
+            ids_B2: int64, the id and the one before, -1 for none.
+            entropy_B2: float32, of IdInputs.
+        """
+        sum_BC = F.embedding_bag(rows_BR, self.table, mode="sum")
+        if self.embed_VE is not None:
+            for index in (0, 1):
+                has_id_B1 = (ids_B2[:, index, None] >= 0).float()
+                embed_BE = self.embed_VE[ids_B2[:, index].clamp(min=0)] * has_id_B1
+                sum_BC = sum_BC + embed_BE @ self.embed_map[index]
+            sum_BC = sum_BC + entropy_B2 @ self.entropy_map
+        units, shape = self.members * self.hidden, (len(rows_BR), self.members, -1)
+        index_BS1 = phase_B[:, None, None].expand(-1, self.members, -1)
+        direct_BSP = sum_BC[:, units:].view(len(rows_BR), self.members, NUM_PHASES)
+        score_BS = direct_BSP.gather(2, index_BS1).squeeze(2)
+        if not units:
+            return score_BS
+        return score_BS + (sum_BC[:, :units].relu() * self.head[phase_B]).view(shape).sum(2)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a batch."""
-        rows_BR, phase_B, label_B = batch
-        loss = LOSSES[self.loss_name](self(rows_BR, phase_B), label_B, self.cut_S)
-        loss = loss + (self.table.square() * self.penalty_K1).sum()
+        *inputs, label_B = batch
+        scores = self(*inputs).unbind(1)
+        losses = [LOSSES[self.loss_name](score_B, label_B, self.cut_S) for score_B in scores]
+        loss = torch.stack(losses).sum() + (self.table.square() * self.penalty_K1).sum()
+        if self.embed_VE is not None:
+            loss = loss + self.embed_map.square().sum() * self.embed_penalty
+        loss = loss / self.members
         self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=len(label_B))
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Keeps scores and labels until all are there."""
-        rows_BR, phase_B, label_B = batch
-        score_B = self(rows_BR, phase_B)
+        *inputs, label_B = batch
+        score_B = self(*inputs).mean(1)
         loss = LOSSES[self.loss_name](score_B, label_B, self.cut_S)
         self.log("valid/loss", loss, batch_size=len(label_B))
         self._scored.append((score_B, label_B))
@@ -103,10 +151,14 @@ class RouterModule(lightning.LightningModule):
         self.log(MONITORED, sum(gains) / len(gains))
 
     def configure_optimizers(self) -> Any:
-        """Adam with a rate that falls to a tenth along a cosine."""
-        optimizer = torch.optim.Adam(self.parameters(), lr=self.learning_rate)
-        epochs = self.trainer.max_epochs or 1
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
-            optimizer, T_max=max(epochs, 1), eta_min=self.learning_rate / 10
+        """Adam with rates that fall to a tenth along a cosine."""
+        groups: list[dict[str, Any]] = [{"params": [self.table, self.head]}]
+        if self.embed_VE is not None:
+            rates = (self.embed_map, EMBEDDING_RATE), (self.entropy_map, ENTROPY_RATE)
+            groups += [{"params": [x], "lr": self.learning_rate * rate} for x, rate in rates]
+        optimizer = torch.optim.Adam(groups, lr=self.learning_rate)
+        epochs = max(self.trainer.max_epochs or 1, 1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda epoch: 0.55 + 0.45 * math.cos(math.pi * min(epoch / epochs, 1))
         )
         return {"optimizer": optimizer, "lr_scheduler": schedule}

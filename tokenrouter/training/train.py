@@ -17,11 +17,12 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from tokenrouter.routers.artifact import Kind
-from tokenrouter.routers.lookup import score_rows
+from tokenrouter.routers.lookup import Bins, Scorer
 from tokenrouter.routers.trees import import_lightgbm
 from tokenrouter.training.losses import LOSSES, LossName, mean_gain
 from tokenrouter.training.router_data import Examples, RouterData
 from tokenrouter.training.router_module import MONITORED, RouterModule
+from tokenrouter.training.router_tensors import router_tensors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,12 +33,16 @@ class TrainOptions:
         kind: of router: mlp, linear or trees.
         features: names, of those in the data set.
         loss: regression, ranking or bce_top_share; trees always learn by regression.
-        hidden: units of the mlp's hidden layer.
+        hidden: units of the hidden layer of each of the mlp's members.
+        members: networks with other first weights, whose scores are averaged; one for other kinds.
+        id_numbers: of the mlp, that are stored per id for what its embedding and entropies tell; 0: none, also of the
+            id before.
+        previous_numbers: the same per id before.
         max_epochs: passes over the training tokens; of trees: how many there are at most.
         patience: epochs without a better validation gain before training stops; of trees: rounds.
         batch_size: tokens.
         learning_rate: of Adam; of trees: their shrinkage.
-        shrinkage, id_shrinkage: see RouterModule.
+        shrinkage, id_shrinkage, embed_shrinkage: see RouterModule.
         min_id_count: ids that occur less often in training share one row.
         num_leaves: of a tree.
         fast_dev_run: one batch of training and of validation, to see that it runs.
@@ -50,12 +55,16 @@ class TrainOptions:
     features: Sequence[str] | None = None
     loss: LossName = "regression"
     hidden: int = 16
+    members: int = 1
+    id_numbers: int = 0
+    previous_numbers: int = 4
     max_epochs: int = 40
     patience: int = 8
     batch_size: int = 1024
     learning_rate: float = 0.02
     shrinkage: float = 1.0
     id_shrinkage: float = 10.0
+    embed_shrinkage: float = 170.0
     min_id_count: int = 2
     num_leaves: int = 16
     fast_dev_run: bool = False
@@ -65,14 +74,21 @@ class TrainOptions:
             raise ValueError(f"trainer.kind={self.kind!r}; kinds: {', '.join(get_args(Kind))}")
         if self.loss not in LOSSES:
             raise ValueError(f"trainer.loss={self.loss!r}; losses: {', '.join(LOSSES)}")
-        for name in ("max_epochs", "patience", "batch_size", "min_id_count", "hidden"):
-            if type(value := getattr(self, name)) is not int or value < 1:
-                raise ValueError(f"trainer.{name}={value!r} must be an integer of at least 1")
+        counts = "max_epochs patience batch_size min_id_count hidden members previous_numbers"
+        for name in (*counts.split(), "id_numbers"):
+            least = int(name != "id_numbers")
+            if type(value := getattr(self, name)) is not int or value < least:
+                raise ValueError(f"trainer.{name}={value!r} must be an integer of at least {least}")
+        if self.kind != "mlp" and (self.id_numbers or self.members != 1):
+            raise ValueError(
+                f"trainer.id_numbers={self.id_numbers} and trainer.members={self.members} are of the mlp: set 0 and 1 "
+                f"for {self.kind}"
+            )
         if type(self.num_leaves) is not int or self.num_leaves < 2:
             raise ValueError(
                 f"trainer.num_leaves={self.num_leaves!r} must be an integer of at least 2"
             )
-        for name in ("learning_rate", "shrinkage", "id_shrinkage"):
+        for name in ("learning_rate", "shrinkage", "id_shrinkage", "embed_shrinkage"):
             if not 0 <= (value := getattr(self, name)) < float("inf"):
                 raise ValueError(f"trainer.{name}={value!r} must be a number of at least 0")
 
@@ -83,12 +99,14 @@ class Trained:
 
     Attributes:
         kind: of router.
+        bins: of the table; none of its own for trees.
         tensors: of tables.
         text: of trees.
         score_train_N, score_valid_N: float32 scores of the data set's tokens.
     """
 
     kind: Kind
+    bins: Bins
     tensors: dict[str, Tensor]
     text: str
     score_train_N: Tensor
@@ -142,18 +160,18 @@ def train(
     trainer.fit(module, datamodule=data)
     if best.best_model_path:
         load_checkpoint(module, Path(best.best_model_path))
-    tensors = {"table": module.table.detach(), "head": module.head.detach()}
-
-    def score(examples: Examples) -> Tensor:
-        rows_NR = data.rows(examples)
-        return score_rows(tensors["table"], tensors["head"], rows_NR, examples.phase_N)
-
+    bins, tensors = router_tensors(module, data, options.id_numbers, options.previous_numbers)
+    scorer = Scorer(bins, tensors)
+    train_N, valid_N = (
+        scorer(part.values_NF, part.ids_N, part.phase_N) for part in (data.train, data.valid)
+    )
     return Trained(
         kind=options.kind,
+        bins=bins,
         tensors=tensors,
         text="",
-        score_train_N=score(data.train),
-        score_valid_N=score(data.valid),
+        score_train_N=train_N,
+        score_valid_N=valid_N,
     )
 
 
@@ -186,6 +204,9 @@ def _module(data: RouterData, options: TrainOptions, seed: int) -> RouterModule:
         id_shrinkage=options.id_shrinkage,
         seed=seed,
         num_tokens=len(data.train),
+        members=options.members,
+        embed_VE=None if data.id_inputs is None else data.id_inputs.embed_VE,
+        embed_shrinkage=options.embed_shrinkage,
     )
 
 
@@ -242,6 +263,7 @@ def _train_trees(data: RouterData, options: TrainOptions, seed: int) -> Trained:
 
     return Trained(
         kind="trees",
+        bins=Bins(data.features, tuple(() for _ in data.features), ()),
         tensors={},
         text=text,
         score_train_N=score(data.train),

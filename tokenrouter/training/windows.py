@@ -126,6 +126,19 @@ def cut_windows(
     return Cut(windows=found, num_missing=num_windows - len(found), hash=text_hash(documents))
 
 
+def unlabelled(cut: Cut, longer: Cut, *, num_tokens: int) -> list[Window]:
+    """Windows of the training side beyond those of ``cut``, at least ``num_tokens`` as far as there are.
+
+    Args:
+        cut: whose windows are left out.
+        longer: of the same source, window length and seed.
+        num_tokens: in all.
+    """
+    names = {window.name for window in cut.windows}
+    more = [w for w in longer.windows if w.split == "train" and w.name not in names]
+    return [w for i, w in enumerate(more) if i * len(w.ids_N) < num_tokens]
+
+
 def _join(
     documents: Sequence[str], numbers: Sequence[int], encode: Callable[[str], list[int]]
 ) -> tuple[Tensor, Tensor]:
