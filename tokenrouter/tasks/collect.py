@@ -88,14 +88,7 @@ def run(job: Job) -> None:
     summary = _summary(windows, counts) | {"path": str(store.path)}
     if maker.kind == "precision" and options.entropy_tokens:
         more = _unlabelled(sources, cuts, model, options, cfg.seed)
-        with progress("entropies", len(more), unit="windows") as advance:
-            collect_entropies(
-                more,
-                folder=store.path,
-                decoder=decoder,
-                on_done=lambda window, was_there: advance(window.name),
-            )
-        summary["num_entropy_tokens"] = sum(len(window.ids_N) for window in more)
+        summary["num_entropy_tokens"] = _collect_entropies(more, store, decoder)
     job.folder.write_json("collected.json", summary)
     job.run.log_metrics({"collect": summary})
     print(
@@ -189,6 +182,19 @@ def _collect(
             on_done=on_done,
         )
     return counts
+
+
+def _collect_entropies(
+    windows: list[Window], store: LabelStore, decoder: DifferentiableDecoder
+) -> int:
+    """Makes what is missing; the number of tokens."""
+    with progress("entropies", len(windows), unit="windows") as advance:
+
+        def on_done(window: Window, was_there: bool) -> None:
+            advance(window.name)
+
+        collect_entropies(windows, folder=store.path, decoder=decoder, on_done=on_done)
+    return sum(len(window.ids_N) for window in windows)
 
 
 def _summary(windows: list[Window], counts: Counter[bool]) -> dict[str, object]:
