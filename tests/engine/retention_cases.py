@@ -11,14 +11,22 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
+from tests.kvcache.trained_retention import drawn_for_any_model
 from tokenrouter import EngineOptions
-from tokenrouter.kvcache.retention import RetentionOptions, RetentionPolicy, SinkWindow
+from tokenrouter.kvcache.retention import Learned, RetentionOptions, RetentionPolicy, SinkWindow
 from tokenrouter.tasks import build
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 CONFIGS = sorted(path.stem for path in (CONF / "kvcache").glob("*.yaml"))
 INTERVAL = 8
-SCHEDULE: dict[str, Any] = {"interval": INTERVAL, "window": 4, "layers": 2, "sinks": 2, "recent": 3}
+SCHEDULE: dict[str, Any] = {
+    "interval": INTERVAL,
+    "window": 4,
+    "layers": 2,
+    "sinks": 2,
+    "recent": 3,
+    "groups": 1,
+}
 SMALL = {"recent_frac": 0.25, "threshold": 1.0}
 """Options of policies, where they have them: gaps among old entries, not one gap behind the sinks; and a tiny model's
 attention is so even that a lower threshold keeps everything."""
@@ -34,7 +42,11 @@ def config_options(name: str) -> EngineOptions:
 
 
 def with_options(policy: RetentionPolicy, options: dict[str, Any]) -> RetentionPolicy:
-    """The policy with those of the options that it has; at least one."""
+    """The policy with those of the options that it has; at least one. A trained one is for tiny models then."""
+    if type(policy) is Learned:
+        policy = drawn_for_any_model(
+            evicted_frac=policy.evicted_frac, max_entries=policy.max_entries
+        )
     own = {f.name for f in fields(policy) if f.init}  # type: ignore[arg-type]
     mine = {name: value for name, value in options.items() if name in own}
     assert mine, f"{policy.name} has none of {', '.join(options)}: say here how it is made small"

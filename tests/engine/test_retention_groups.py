@@ -74,7 +74,7 @@ def test_groups_survive_company_sharing_and_preemption(policy: RetentionPolicy) 
     for name, case in CASES.items():
         alone.run(name, *case)
     is_bounded = policy.max_kept(100) < 100
-    memory = {"num_kv_slots": 110 if is_bounded else 122, "num_host_slots": 200}
+    memory = {"num_kv_slots": 116 if is_bounded else 122, "num_host_slots": 200}
     tight = Watched(make(policy, 2, max_num_seqs=6, prefix_sharing=True, **memory))
     twice = CASES | {f"{name} again": case for name, case in CASES.items()}
     tight.serve(twice)

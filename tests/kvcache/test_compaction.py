@@ -3,6 +3,8 @@
 L layers, S slots, P planes, D head size.
 """
 
+import ctypes
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -202,10 +204,17 @@ def serve(*, max_tokens: tuple[int, ...], evicted_frac: float) -> tuple[int, int
         patch.setattr(compaction, "PATIENCE_STEPS", 20)
         while not engine.stats.num_compactions:
             assert engine.has_unfinished(), "the run has ended, and nothing was given back"
-            slots, resident = engine.pool.num_touched, process_bytes()
+            slots, resident = engine.pool.num_touched, settled_bytes()
             engine.step()
     freed = (slots - engine.pool.num_touched) * engine.kv_bytes_per_slot
-    return freed, resident - process_bytes()
+    return freed, resident - settled_bytes()
+
+
+def settled_bytes() -> int:
+    """Of the process, without memory that was freed before and that the allocator gives back when it likes."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return process_bytes()
 
 
 def in_a_process_of_its_own(run: str, first: str = "pass") -> tuple[int, int]:
