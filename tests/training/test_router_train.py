@@ -15,7 +15,8 @@ from tokenrouter.routers.wrapper import concat
 from tokenrouter.training.export import make_artifact
 from tokenrouter.training.losses import mean_gain
 from tokenrouter.training.router_data import RouterData
-from tokenrouter.training.train import Trained, TrainOptions, _module, load_checkpoint, train
+from tokenrouter.training.stopping import load_checkpoint
+from tokenrouter.training.train import Trained, TrainOptions, _module, train
 
 ROUTERS: dict[Kind, type[LearnedRouter]] = {
     "mlp": MLPRouter,

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from tokenrouter.engine.asking import repeated_routes, repeating, tokens_ahead, with_repeats
-from tokenrouter.engine.row_owners import RowOwners
+from tokenrouter.engine.row_owners import RowTable
 from tokenrouter.engine.step import IntArray, PackedStep
 from tokenrouter.features import FeatureExtractor, sequence_batch
 from tokenrouter.routers.base import Router
@@ -172,25 +172,22 @@ class _RequestAnswers:
     """The answers that requests got at their admission, by row."""
 
     def __init__(self) -> None:
-        self._owners = RowOwners()
         self._reasons: dict[str, int] = {}
-        self._answer_R = np.zeros(
-            0, [("route", np.int64), ("score", np.float32), ("reason", np.int64)]
-        )
+        columns = [("route", np.int64), ("score", np.float32), ("reason", np.int64)]
+        self._answer_of_row = RowTable(columns, self._answer)
 
     def spread(self, step: PackedStep, asked_T: NDArray[np.bool_]) -> RoutingDecision:
         """For each of the asked tokens its request's."""
-        if len(self._answer_R) != len(step.tokens.state_R):
-            self._answer_R = np.zeros(len(step.tokens.state_R), self._answer_R.dtype)
-        for c in self._owners.newcomers(step).tolist():
-            answer = step.requests[c].decision
-            assert answer is not None, "a request without its router's answer"
-            reason = self._reasons.setdefault(answer.reason, len(self._reasons))
-            self._answer_R[step.row_C[c]] = answer.route, answer.score, reason
-        answer_N = self._answer_R[step.batch.row_T.numpy()[asked_T]]
+        answer_N = self._answer_of_row.read(step)[step.batch.row_T.numpy()[asked_T]]
         return RoutingDecision(
             route_T=torch.from_numpy(answer_N["route"].copy()),
             score_T=torch.from_numpy(answer_N["score"].copy()),
             reason_T=torch.from_numpy(answer_N["reason"].copy()),
             reasons=tuple(self._reasons),
         )
+
+    def _answer(self, request: Request) -> tuple[int, float, int]:
+        answer = request.decision
+        assert answer is not None, "a request without its router's answer"
+        reason = self._reasons.setdefault(answer.reason, len(self._reasons))
+        return answer.route, answer.score, reason

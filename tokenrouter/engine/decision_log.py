@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenrouter.engine.decider import StepDecision
-from tokenrouter.engine.row_owners import RowOwners
-from tokenrouter.engine.step import IntArray, PackedStep
+from tokenrouter.engine.row_owners import RowTable
+from tokenrouter.engine.step import PackedStep
+from tokenrouter.scheduler import Request
 
 Block = dict[str, NDArray[Any]]
 
@@ -33,14 +34,14 @@ class DecisionRecorder:
         self.request_ids: list[str] = []
         self.reasons: list[str] = []
         self._index: dict[str, int] = {}
-        self._owners, self._index_R = RowOwners(), np.zeros(0, np.int64)
+        self._index_of_row = RowTable(np.int64, self._request)
 
     def record(self, step: PackedStep, decision: StepDecision) -> None:
         """Adds the step's fresh decisions, one row per token; to be called once per decided step."""
         fresh_T, answer = decision.fresh_T, decision.decision
         if answer is None:
             return
-        request_T = np.repeat(self._requests(step), step.length_C)
+        request_T = self._index_of_row.read(step)[step.batch.row_T.numpy()]
         reason_of = np.array([self._reason(reason) for reason in answer.reasons])
         batch = step.batch
         self.blocks.append(
@@ -56,20 +57,11 @@ class DecisionRecorder:
             }
         )
 
-    def _requests(self, step: PackedStep) -> IntArray:
-        """Per chunk the index of its request."""
-        if len(self._index_R) != len(step.tokens.state_R):
-            self._index_R = np.zeros(len(step.tokens.state_R), np.int64)
-        for c in self._owners.newcomers(step).tolist():
-            self._index_R[step.row_C[c]] = self._request(step.requests[c].request_id)
-        index_C: IntArray = self._index_R[step.row_C]
-        return index_C
-
-    def _request(self, request_id: str) -> int:
-        if request_id not in self._index:
-            self._index[request_id] = len(self.request_ids)
-            self.request_ids.append(request_id)
-        return self._index[request_id]
+    def _request(self, request: Request) -> int:
+        index = self._index.setdefault(request.request_id, len(self.request_ids))
+        if index == len(self.request_ids):
+            self.request_ids.append(request.request_id)
+        return index
 
     def _reason(self, reason: str) -> int:
         if reason not in self.reasons:

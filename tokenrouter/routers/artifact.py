@@ -12,12 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from tokenrouter.features import FEATURES
-from tokenrouter.files import replace_file
+from tokenrouter.files import TrainedFormat, replace_file
 from tokenrouter.routers.lookup import Bins, check_tensors
 
 FORMAT = "tokenrouter router"
@@ -28,6 +27,16 @@ Kind = Literal["mlp", "linear", "trees"]
 SUFFIX: Mapping[str, str] = {"mlp": ".safetensors", "linear": ".safetensors", "trees": ".txt"}
 TRAIN = "train one with `python run.py task=train_router`"
 PRETRAINED = Path(__file__).parent / "pretrained"
+_FILES = TrainedFormat(
+    noun="trained router",
+    name=FORMAT,
+    versions=READABLE,
+    keys=frozenset(
+        {"kind", "features", "hidden", "trained_for", "thresholds", "ids", "sha256", "about"}
+    ),
+    option="router.path",
+    remedy=TRAIN,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,7 +160,8 @@ def read_artifact(path: Path | str, kind: Kind) -> Artifact:
             f"{path} was trained on features that do not exist here ({', '.join(unknown)}); features: "
             f"{', '.join(FEATURES)}: {TRAIN}"
         )
-    payload = _payload(path.with_suffix(SUFFIX[kind]), header)
+    second = path.with_suffix(SUFFIX[kind])
+    payload = _FILES.read_payload(second, header)
     bins = Bins(names, tuple(tuple(f["edges"]) for f in features), tuple(header["ids"]))
     trained_for = dict(header["trained_for"])
     if trained_for.get("layers") is not None:
@@ -163,7 +173,7 @@ def read_artifact(path: Path | str, kind: Kind) -> Artifact:
         trained_for=TrainedFor(**trained_for),
         thresholds=header["thresholds"],
         about=header["about"],
-        tensors={} if kind == "trees" else _tensors(path, payload),
+        tensors={} if kind == "trees" else _FILES.tensors(second, payload),
         text=payload.decode() if kind == "trees" else "",
     )
     if kind != "trees" and (wrong := check_tensors(bins, artifact.tensors, hidden=artifact.hidden)):
@@ -179,25 +189,7 @@ def shipped(kind: Kind) -> dict[str, Path]:
 
 def _header(path: Path) -> dict[str, Any]:
     """The json file, with every key that is needed."""
-    try:
-        header = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = error.strerror or error
-        raise ValueError(
-            f"no trained router at {path} ({reason}): give router.path, or {TRAIN}"
-        ) from None
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged or cut short ({error}): {TRAIN}") from None
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise ValueError(f"{path} is no trained router (no format {FORMAT!r}): {TRAIN}")
-    if header.get("format_version") not in READABLE:
-        raise ValueError(
-            f"{path} has format version {header.get('format_version')!r}, and this version of tokenrouter reads "
-            f"{' and '.join(map(str, READABLE))}: {TRAIN}"
-        )
-    needed = {"kind", "features", "hidden", "trained_for", "thresholds", "ids", "sha256", "about"}
-    if missing := sorted(needed - header.keys()):
-        raise ValueError(f"{path} lacks {', '.join(missing)}: {TRAIN}")
+    header = _FILES.read_header(path)
     if header["kind"] not in get_args(Kind):
         raise ValueError(
             f"{path} holds a router of kind {header['kind']!r}; kinds: {', '.join(get_args(Kind))}"
@@ -205,31 +197,6 @@ def _header(path: Path) -> dict[str, Any]:
     if bad := [f["name"] for f in header["features"] if not _is_ascending(f["edges"])]:
         raise ValueError(f"{path}: the edges of {', '.join(bad)} do not ascend: {TRAIN}")
     return header
-
-
-def _payload(path: Path, header: Mapping[str, Any]) -> bytes:
-    try:
-        payload = path.read_bytes()
-    except OSError as error:
-        raise ValueError(
-            f"the trained router {path.with_suffix('.json')} needs {path.name} beside it ({error.strerror}): copy "
-            "both files"
-        ) from None
-    if hashlib.sha256(payload).hexdigest() != header["sha256"]:
-        raise ValueError(
-            f"{path} is cut short or of another training than {path.with_suffix('.json').name}: it has "
-            f"{len(payload)} bytes, and {header.get('num_bytes')} were written; copy both files again, or {TRAIN}"
-        )
-    return payload
-
-
-def _tensors(path: Path, payload: bytes) -> dict[str, Tensor]:
-    try:
-        return load(payload)
-    except SafetensorError as error:
-        raise ValueError(
-            f"{path.with_suffix('.safetensors')} is damaged ({error}): {TRAIN}"
-        ) from None
 
 
 def _is_ascending(edges: list[float]) -> bool:

@@ -3,16 +3,13 @@
 N tokens.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-import lightning
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
@@ -23,6 +20,7 @@ from tokenrouter.training.losses import LOSSES, LossName, mean_gain
 from tokenrouter.training.router_data import Examples, RouterData
 from tokenrouter.training.router_module import MONITORED, RouterModule
 from tokenrouter.training.router_tensors import router_tensors
+from tokenrouter.training.stopping import fit_best
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,30 +134,17 @@ def train(
     if options.kind == "trees":
         return _train_trees(data, options, seed)
     module = _module(data, options, seed)
-    best = ModelCheckpoint(
-        dirpath=folder / "checkpoints",
-        filename="epoch-{epoch:03d}",
-        auto_insert_metric_name=False,  # a name with "=" cannot be given to Hydra
+    fit_best(
+        module,
         monitor=MONITORED,
         mode="max",
-    )
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=1,
         max_epochs=options.max_epochs,
-        callbacks=[EarlyStopping(MONITORED, mode="max", patience=options.patience), best],
-        logger=list(loggers),
-        enable_progress_bar=sys.stderr.isatty(),
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
+        patience=options.patience,
         fast_dev_run=options.fast_dev_run,
-        log_every_n_steps=1,
-        deterministic=True,
-        default_root_dir=folder,
+        folder=folder,
+        loggers=loggers,
+        datamodule=data,
     )
-    trainer.fit(module, datamodule=data)
-    if best.best_model_path:
-        load_checkpoint(module, Path(best.best_model_path))
     bins, tensors = router_tensors(module, data, options.id_numbers, options.previous_numbers)
     scorer = Scorer(bins, tensors)
     train_N, valid_N = (
@@ -173,23 +158,6 @@ def train(
         score_train_N=train_N,
         score_valid_N=valid_N,
     )
-
-
-def load_checkpoint(module: torch.nn.Module, path: Path) -> None:
-    """Puts a checkpoint's weights into ``module``: plain tensors, so that nothing in the file can run code.
-
-    Raises:
-        ValueError: a file that is damaged or of another router.
-    """
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
-        module.load_state_dict(state)
-    except Exception as error:  # pickle, zip and torch each have their own
-        raise ValueError(
-            f"checkpoint {path} cannot be used ({type(error).__name__}: {error}): it is damaged or of another "
-            "training; "
-            "train again"
-        ) from error
 
 
 def _module(data: RouterData, options: TrainOptions, seed: int) -> RouterModule:

@@ -11,17 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
-from tokenrouter.files import replace_file
+from tokenrouter.files import TrainedFormat, replace_file
 from tokenrouter.kvcache.retention.entry_features import ENTRY_FEATURES
 
 FORMAT = "tokenrouter retention"
 FORMAT_VERSION = 1
 PRETRAINED = Path(__file__).parent / "pretrained"
 TRAIN = "train one with `python run.py task=train_retention`"
+_FILES = TrainedFormat(
+    noun="trained retention policy",
+    name=FORMAT,
+    versions=(FORMAT_VERSION,),
+    keys=frozenset({"features", "model", "model_hash", "about", "sha256"}),
+    option="kvcache.retention.policy.path",
+    remedy=TRAIN,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -108,18 +115,20 @@ def read_model(path: Path | str) -> RetentionModel:
         ValueError: a file that is missing, damaged, cut short, of another format or training, or that was trained on
             other features than this version's.
     """
-    given, path = str(path), Path(path).with_suffix(".json")
-    header = _header(path, given)
+    given, path = f"path={str(path)!r}: ", Path(path).with_suffix(".json")
+    header = _FILES.read_header(path, given=given)
     if tuple(header["features"]) != ENTRY_FEATURES:
         raise ValueError(
             f"{path} was trained on the features {', '.join(header['features'])}, and this version has "
             f"{', '.join(ENTRY_FEATURES)}: {TRAIN}"
         )
+    second = path.with_suffix(".safetensors")
+    tensors = _FILES.tensors(second, _FILES.read_payload(second, header))
     trained = RetentionModel(
         features=ENTRY_FEATURES,
         model=header["model"],
         model_hash=header["model_hash"],
-        tensors=_tensors(path.with_suffix(".safetensors"), header),
+        tensors={name: tensor.float() for name, tensor in tensors.items()},
         about=header["about"],
     )
     if wrong := _wrong(trained):
@@ -134,48 +143,6 @@ def shipped() -> list[Path]:
 
 def _plain(trained: RetentionModel) -> dict[str, Any]:
     return {name: getattr(trained, name) for name in RetentionModel.__slots__}
-
-
-def _header(path: Path, given: str) -> dict[str, Any]:
-    """The json file, with every key that is needed."""
-    try:
-        header = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(
-            f"path={given!r}: no trained retention policy at {path} ({error.strerror or error}): give "
-            f"kvcache.retention.policy.path, or {TRAIN}"
-        ) from None
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged or cut short ({error}): {TRAIN}") from None
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise ValueError(f"{path} is no trained retention policy (no format {FORMAT!r}): {TRAIN}")
-    if header.get("format_version") != FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has format version {header.get('format_version')!r}, and this version of tokenrouter reads "
-            f"{FORMAT_VERSION}: {TRAIN}"
-        )
-    needed = {"features", "model", "model_hash", "about", "sha256"}
-    if missing := sorted(needed - header.keys()):
-        raise ValueError(f"{path} lacks {', '.join(missing)}: {TRAIN}")
-    return header
-
-
-def _tensors(path: Path, header: Mapping[str, Any]) -> dict[str, Tensor]:
-    try:
-        payload = path.read_bytes()
-    except OSError as error:
-        raise ValueError(
-            f"{path.with_suffix('.json')} needs {path.name} beside it ({error.strerror}): copy both files"
-        ) from None
-    if hashlib.sha256(payload).hexdigest() != header["sha256"]:
-        raise ValueError(
-            f"{path} is cut short or of another training than {path.with_suffix('.json').name}: it has "
-            f"{len(payload)} bytes, and {header.get('num_bytes')} were written; copy both files again, or {TRAIN}"
-        )
-    try:
-        return {name: tensor.float() for name, tensor in load(payload).items()}
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}): {TRAIN}") from None
 
 
 def _wrong(trained: RetentionModel) -> str | None:

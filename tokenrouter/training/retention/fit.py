@@ -3,15 +3,12 @@
 R rows, F features.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lightning
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
@@ -21,7 +18,7 @@ from tokenrouter.kvcache.retention.entry_features import ENTRY_FEATURES
 from tokenrouter.training.retention.module import MONITORED, RetentionModule
 from tokenrouter.training.retention.rows import LABELS, Label, Rows, make_rows
 from tokenrouter.training.retention.store import SumsStore
-from tokenrouter.training.train import load_checkpoint
+from tokenrouter.training.stopping import fit_best
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,30 +142,18 @@ def fit(
         learning_rate=options.learning_rate,
         seed=seed,
     )
-    best = ModelCheckpoint(
-        dirpath=folder / "checkpoints",
-        filename="epoch-{epoch:03d}",
-        auto_insert_metric_name=False,
+    fit_best(
+        module,
         monitor=MONITORED,
         mode="min",
-    )
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=1,
         max_epochs=options.max_epochs,
-        callbacks=[EarlyStopping(MONITORED, mode="min", patience=options.patience), best],
-        logger=list(loggers),
-        enable_progress_bar=sys.stderr.isatty(),
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
+        patience=options.patience,
         fast_dev_run=options.fast_dev_run,
-        log_every_n_steps=1,
-        deterministic=True,
-        default_root_dir=folder,
+        folder=folder,
+        loggers=loggers,
+        train_dataloaders=_batches(rows.train, options, seed),
+        val_dataloaders=_batches(rows.valid, options, seed),
     )
-    trainer.fit(module, _batches(rows.train, options, seed), _batches(rows.valid, options, seed))
-    if best.best_model_path:
-        load_checkpoint(module, Path(best.best_model_path))
     return RetentionModel(
         features=ENTRY_FEATURES,
         model=rows.facts["model"],
