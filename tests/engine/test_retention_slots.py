@@ -71,9 +71,15 @@ def row_state(llm: LLM, request: Request) -> list[np.ndarray]:
     kept = int(table.num_kept_R[row])
     at_GN, statistics = request.evicted_at_GN, request.statistics or []
     assert at_GN is not None
-    received = [x_N.numpy() for part in statistics for x_N in part.copy().close_window(kept)]
-    counts = [kept, table.num_seen_R[row], table.num_adopted_R[row]]
-    return [np.array(counts), table.positions_RN[row, :kept].copy(), at_GN.copy(), *received]
+    counts, positions_N = (
+        [kept, table.num_seen_R[row], table.num_adopted_R[row]],
+        table.positions_RN[row, :kept].copy(),
+    )
+    windows = [
+        part.copy().close_window(torch.from_numpy(positions_N), 0, kept) for part in statistics
+    ]
+    received = [x_N.numpy() for window in windows for x_N in window]
+    return [np.array(counts), positions_N, at_GN.copy(), *received]
 
 
 @every_policy

@@ -5,6 +5,7 @@ N entries of one request, oldest first.
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -150,8 +151,8 @@ def test_old_windows_fade() -> None:
     """A decay of the weights alone: the mean then shrinks with every window."""
     statistics, positions_N = EntryStatistics(decay=0.5), torch.arange(2)
     for weights in (torch.tensor([4.0, 0.0]), torch.tensor([0.0, 4.0])):
-        statistics.add(weights, positions_N, 10, 14)
-        last_N, mean_N = statistics.close_window(2)
+        statistics.add(weights.numpy())
+        last_N, mean_N = statistics.close_window(positions_N, 10, 14)
         assert torch.equal(last_N, weights / 4)
     assert torch.allclose(mean_N, torch.tensor([2.0 / 6, 4.0 / 6]))
 
@@ -178,16 +179,16 @@ def test_classes_go_in_their_order() -> None:
 def test_statistics_are_means_over_the_queries_that_could_see_an_entry() -> None:
     """A young entry judged by queries before it, a window in two pieces counted as two, totals of evicted entries."""
     statistics, positions_N = EntryStatistics(), torch.arange(8)
-    statistics.add(torch.tensor([2.0, 1.0, 0.5, 0.5]), positions_N[:4], 1, 4)
-    statistics.add(torch.tensor([1.0, 0.0, 0.0, 0.0, 2.0, 1.0]), positions_N[:6], 4, 6)
-    last_N, mean_N = statistics.close_window(6)
+    statistics.add(np.array([2.0, 1.0, 0.5, 0.5], np.float32))
+    statistics.add(np.array([1.0, 0.0, 0.0, 0.0, 2.0, 1.0], np.float32))
+    last_N, mean_N = statistics.close_window(positions_N[:6], 1, 6)
     queries_N = torch.tensor([5.0, 5, 4, 3, 2, 1])
     expected_N = torch.tensor([3.0, 1.0, 0.5, 0.5, 2.0, 1.0]) / queries_N
     assert torch.equal(last_N, expected_N) and torch.equal(mean_N, expected_N)
     statistics.keep(torch.tensor([True, False, True, False, True, True]))
     left_N = torch.tensor([0, 2, 4, 5, 6, 7])
-    statistics.add(torch.tensor([0.5, 0.5, 0.0, 0.0, 0.5, 0.5]), left_N, 6, 8)
-    last_N, mean_N = statistics.close_window(6)
+    statistics.add(np.array([0.5, 0.5, 0.0, 0.0, 0.5, 0.5], np.float32))
+    last_N, mean_N = statistics.close_window(left_N, 6, 8)
     assert torch.equal(last_N, torch.tensor([0.25, 0.25, 0, 0, 0.25, 0.5]))
     assert torch.equal(mean_N, torch.tensor([3.5 / 7, 1 / 6, 2 / 4, 1 / 3, 0.25, 0.5]))
 
@@ -195,7 +196,7 @@ def test_statistics_are_means_over_the_queries_that_could_see_an_entry() -> None
 def test_a_window_that_nobody_reported_is_zero() -> None:
     """An entry that no query could see yet, judged by 0 / 0."""
     statistics = EntryStatistics()
-    last_N, mean_N = statistics.close_window(3)
+    last_N, mean_N = statistics.close_window(torch.arange(3), 3, 3)
     assert torch.equal(last_N, torch.zeros(3)) and torch.equal(mean_N, torch.zeros(3))
 
 

@@ -3,10 +3,13 @@
 L layers, S slots and one null slot, P planes (key heads, then value heads), D head size.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from tokenrouter.kernels import Int8Entries, huge_pages
+from tokenrouter.kernels import Int8Entries, QuantizedRows, huge_pages
+from tokenrouter.kernels.quantize_rows.reference import quantize_rows
 from tokenrouter.kernels.rope_store_kv.reference import store_int8
 from tokenrouter.kvcache.moves import Moves
 
@@ -18,6 +21,12 @@ class KVArena:
     with a scale per token and plane, have the slots from S + 1 on.
 
     On the CPU a range is reserved, not touched: a page costs memory when the first token is written to it.
+
+    Args:
+        num_layers, num_slots, kv_planes, head_dim: L, S, P, D.
+        dtype: of full entries.
+        num_int8: slots of entries in int8.
+        quantize: a backend's ``quantize_rows``, for full entries that become int8.
 
     Attributes:
         layers: full entries of each layer, the null slot last: ``[S + 1, P, D]``.
@@ -33,7 +42,9 @@ class KVArena:
         head_dim: int,
         dtype: torch.dtype,
         num_int8: int = 0,
+        quantize: Callable[[Tensor], QuantizedRows] = quantize_rows,
     ) -> None:
+        self._quantize = quantize
         self.kv_LSPD: Tensor = torch.empty(
             num_layers, num_slots + 1, kv_planes, head_dim, dtype=dtype
         )
@@ -113,7 +124,7 @@ class KVArena:
         assert self.int8 is not None
         entries_NPD = self.layers[layer][torch.from_numpy(moves.before_N)]
         slots_N = torch.from_numpy(moves.after_N) - self.null_slot - 1
-        store_int8(entries_NPD, slots_N, self.int8[layer])
+        store_int8(entries_NPD, slots_N, self.int8[layer], self._quantize)
 
     def move(self, layer: int, moves: Moves) -> bool:
         """Moves entries of one layer within their form, and gives the memory behind the last of each form back.

@@ -4,12 +4,14 @@ T tokens, O = (H + 2 G) D, H query heads, G key heads, D head size, S slots, P =
 Rotation: Su et al. 2021 (arXiv:2104.09864), in the half-split form of the Llama checkpoints.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from tokenrouter.kernels.checks import num_query_heads
 from tokenrouter.kernels.quantize_rows.reference import quantize_rows
-from tokenrouter.kernels.values import Int8Entries
+from tokenrouter.kernels.values import Int8Entries, QuantizedRows
 
 
 def rope_store_kv(
@@ -76,9 +78,14 @@ def spread(x: Tensor) -> Tensor:
     return (y * scale).to(x.dtype)
 
 
-def store_int8(entry_TPD: Tensor, slots_T: Tensor, int8: Int8Entries) -> None:
-    """Quantises entries and writes them to rows ``slots_T`` (int64) of ``int8``."""
-    rows = quantize_rows(entry_TPD.flatten(0, 1))
+def store_int8(
+    entry_TPD: Tensor,
+    slots_T: Tensor,
+    int8: Int8Entries,
+    quantize: Callable[[Tensor], QuantizedRows] = quantize_rows,
+) -> None:
+    """Quantises entries, by a backend's ``quantize_rows``, and writes them to rows ``slots_T`` (int64) of ``int8``."""
+    rows = quantize(entry_TPD.flatten(0, 1))
     int8.q_SPD.index_copy_(0, slots_T, rows.q_TK.view_as(entry_TPD))
     int8.scale_SP.index_copy_(0, slots_T, rows.scale_T1.float().view(entry_TPD.shape[:2]))
 
