@@ -16,6 +16,7 @@ from tests.compatibility.setting import (
     routed,
     router,
 )
+from tests.engine.late import LateRouter
 from tests.kvcache.trained_retention import drawn_policy
 from tokenrouter import ObserveOptions
 from tokenrouter.kvcache.retention import (
@@ -57,10 +58,11 @@ FEATURES = (
     feature(
         "precision",
         "token_router",
-        "a route per token: `router=rule`, also with a budget, `random`",
+        "a route per token: `router=rule`, also with a budget, `random`, one asked after the first layer",
         rule=router(lambda: RuleRouter(first_positions=4)),
         rule_budget=router(lambda: RuleRouter(budget=Budget(high_frac=0.6))),
         random=router(lambda: RandomRouter(0.3, seed=2)),
+        after_layer=router(LateRouter),
     ),
     feature(
         "precision",

@@ -70,6 +70,19 @@ RULES = (
     ),
     Rule(
         outcome="refused",
+        first="request_level",
+        second="token_router.after_layer",
+        match="which does not exist in prefill at pre_forward",
+        why="a request gets its route before any of its layers has run",
+    ),
+    Rule(
+        outcome="ignored",
+        first="token_router.after_layer",
+        second="dispatch.queued",
+        why="the first layers run for all tokens of a step together, before any has a queue, and a warning says so",
+    ),
+    Rule(
+        outcome="refused",
         first="layerwise",
         second="retention.route",
         match="classes names the routes high, low, and the router has layerwise",

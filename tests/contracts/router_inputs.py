@@ -61,7 +61,7 @@ def another_tail(ids: list[int], keep: int, seed: int) -> list[int]:
 
 
 def concat(batches: list[TokenBatch]) -> TokenBatch:
-    columns = TokenBatch.__slots__
+    columns = set(TokenBatch.__slots__) - {"hidden_TE"}
     return TokenBatch(**{c: torch.cat([getattr(batch, c) for batch in batches]) for c in columns})
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from tests.engine.late import LateRouter
 from tests.engine.tools import (
     ThreeRoutes,
     other,
@@ -32,6 +33,7 @@ ROUTERS = {
     "rule": lambda: RuleRouter(first_positions=3, prompt_end=2, high_types=("punctuation",)),
     "layerwise": lambda: LayerwiseRouter(high_layers=[1, -1]),
     "three routes": ThreeRoutes,
+    "after a layer": lambda: LateRouter(after_layer=2),
 }
 every_router = pytest.mark.parametrize("router", ROUTERS)
 
@@ -78,7 +80,7 @@ def _head(route: Route, lm_head: str) -> str:
     layers: dict[str, int] = {}
     for span in route.spans:
         layers[span.executor] = layers.get(span.executor, 0) + span.stop - span.start
-    return max(layers, key=lambda path: layers[path])  # equal: the path of the first layer
+    return max(layers, key=lambda path: (layers[path], path != "high"))  # equal: the low path
 
 
 def test_the_twin_paths_differ() -> None:

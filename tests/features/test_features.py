@@ -22,6 +22,7 @@ from tokenrouter.features.signals import LOGIT_SIGNALS, ROW_SIGNALS
 from tokenrouter.features.uncertainty import uncertainty
 from tokenrouter.types import Phase, TokenBatch
 
+HIDDEN_TE = torch.tensor([[1, -1, 1, 1], [0, 0, -4, 0], [4, 2, 0, 0], [0] * 4, [-3] * 4])
 TABLE = TokenTypeTable.from_texts([None, "\n", "7", "The", " the", " river"])
 IDS = [3, 1, 3, 0, 1]
 EXPECTED = {
@@ -49,6 +50,9 @@ EXPECTED = {
     "error_history": [3, 2, 3, 8 / 3, 2],  # of id 3, of id 1, and of all for a type without any
     "queue_depth": [7] * 5,
     "pool_use": [0.25] * 5,
+    "hidden_rms": [1, 2, 5**0.5, 0, 3],
+    "hidden_crest": [1, 2, 4 / 5**0.5, 0, 1],
+    "hidden_kurtosis": [1, 4, (4**4 + 2**4) / 4 / 25, 0, 1],
 }
 """Per feature its values for the tokens of ``IDS`` behind a prompt of three where it exists: all, or the last two."""
 
@@ -60,7 +64,8 @@ def sequence() -> TokenBatch:
 def where_it_exists(name: str) -> TokenBatch:
     """The tokens of the phases that the feature has; each in a row of its own, as rows know one token."""
     batch = sequence()
-    batch = replace(batch, row_T=torch.arange(len(batch)))
+    hidden_TE = HIDDEN_TE.bfloat16() if name.startswith("hidden") else None
+    batch = replace(batch, row_T=torch.arange(len(batch)), hidden_TE=hidden_TE)
     phases = torch.tensor(sorted(FEATURES[name].phases))
     return batch.select(torch.isin(batch.phase_T, phases).nonzero().flatten())
 
@@ -104,6 +109,7 @@ def test_no_names_and_no_tokens() -> None:
     batch = sequence_batch([3, 1])
     none_T = batch.select(torch.empty(0, dtype=torch.int64))
     assert FeatureExtractor((), TABLE).extract(batch).values_TF.shape == (2, 0)
+    none_T = replace(none_T, hidden_TE=torch.empty(0, 4))
     everything = FeatureExtractor(tuple(FEATURES), TABLE, signals())
     assert everything.extract(none_T).values_TF.shape == (0, len(FEATURES))
     with pytest.raises(ValueError, match="was not asked for"):

@@ -104,7 +104,9 @@ def test_sequence_batch_splits_prompt_and_decode() -> None:
     assert batch.row_T.tolist() == [4] * 4
     assert batch.prompt_len_T.tolist() == [3] * 4
     assert batch.phase_T.tolist() == [Phase.PREFILL] * 3 + [Phase.DECODE]
-    assert all(getattr(batch, name).dtype == torch.int64 for name in batch.__slots__)
+    assert batch.hidden_TE is None
+    columns = set(batch.__slots__) - {"hidden_TE"}
+    assert all(getattr(batch, name).dtype == torch.int64 for name in columns)
     assert sequence_batch([5, 6]).phase_T.tolist() == [Phase.PREFILL] * 2
     with pytest.raises(ValueError, match="outside 1 to 2"):
         sequence_batch([5, 6], prompt_len=3)

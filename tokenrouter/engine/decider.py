@@ -1,16 +1,17 @@
 """Where a token gets its route: once, recorded, and the same in prefill, decode, preemption and recompute.
 
-T tokens of a step, N those of them that are decided in it, C chunks.
+T tokens of a step, N those of them that are decided in it, C chunks, E hidden size.
 """
 
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tokenrouter.engine.asking import repeated_routes, repeating, tokens_ahead, with_repeats
 from tokenrouter.engine.row_owners import RowTable
@@ -85,8 +86,13 @@ class Decider:
             )
         return time.perf_counter() - started
 
-    def decide(self, step: PackedStep) -> StepDecision:
-        """The routes of the step's tokens, fresh or recorded."""
+    def decide(self, step: PackedStep, hidden_TE: Tensor | None = None) -> StepDecision:
+        """The routes of the step's tokens, fresh or recorded.
+
+        Args:
+            step: packed.
+            hidden_TE: of its tokens, where the router is asked after some layers.
+        """
         started = time.perf_counter()
         requested_T = step.requested_T
         fresh_T = requested_T == UNDECIDED
@@ -95,7 +101,7 @@ class Decider:
             repeats_T = repeating(step, fresh_T, self._router)
             num_repeated = int(repeats_T.sum())
             asked_T = fresh_T & ~repeats_T
-            decision = self._answer(step, asked_T)
+            decision = self._answer(step, asked_T, hidden_TE)
             requested_T[asked_T] = decision.route_T.numpy()
             step.record_decisions()
             if num_repeated:
@@ -112,7 +118,9 @@ class Decider:
             num_repeated=num_repeated,
         )
 
-    def _answer(self, step: PackedStep, fresh_T: NDArray[np.bool_]) -> RoutingDecision:
+    def _answer(
+        self, step: PackedStep, fresh_T: NDArray[np.bool_], hidden_TE: Tensor | None
+    ) -> RoutingDecision:
         """One entry per token of ``fresh_T``; those of phases that the router does not decide take route 0."""
         if not fresh_T.any():
             return RoutingDecision.constant(0, 0, UNASKED)
@@ -125,7 +133,8 @@ class Decider:
         if router.level == "request":
             answer = self._answers.spread(step, asked_T)
         else:
-            batch = step.batch if asked_T.all() else _select(step.batch, asked_T)
+            batch = step.batch if hidden_TE is None else replace(step.batch, hidden_TE=hidden_TE)
+            batch = batch if asked_T.all() else _select(batch, asked_T)
             answer = self._ask(self._extract(batch))
         if decides_all:
             return answer

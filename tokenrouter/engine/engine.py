@@ -97,11 +97,12 @@ class LLMEngine:
 
         if parts.feed is not None:
             self.stats.router_s += parts.feed.start(step)
-        decision = parts.decider.decide(step)
+        begun = parts.runner.begin(step)
+        decision = parts.decider.decide(step, begun.hidden_TE if begun else None)
         self._record(step, decision)
         work = parts.dispatcher.dispatch(step, decision.executed_T)
         self._account_waiting(step, work, scheduled)
-        result = parts.runner.run(step, work, decision.executed_T)
+        result = parts.runner.run(step, work, decision.executed_T, begun)
 
         ran_at = time.perf_counter()
         sampled = parts.live.sample(step, result.due_R, result.logits_RV, parts.sampler)

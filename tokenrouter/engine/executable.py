@@ -60,6 +60,31 @@ def executable_routes(
     )
 
 
+def check_after_layer(router: Router, table: RouteTable, num_layers: int) -> None:
+    """Refuses a router that is asked after layers which the model does not have, or which differ by its answer.
+
+    Args:
+        router: asked after its ``after_layer`` first layers.
+        table: its routes as they run.
+        num_layers: of the model.
+
+    Raises:
+        ValueError: with what to change.
+    """
+    first = router.after_layer
+    if first >= num_layers:
+        raise ValueError(
+            f"router {router.name} decides after layer {first}, and the model has {num_layers}: there must be a layer "
+            f"left to route, so at most {num_layers - 1}"
+        )
+    paths = {route.name: tuple(map(route.executor_at, range(first))) for route in table.routes}
+    if len(set(paths.values())) > 1:
+        raise ValueError(
+            f"router {router.name} decides after layer {first}, and its routes {', '.join(paths)} differ before it: "
+            "give them the same executors there"
+        )
+
+
 def _refuse_unbuilt(route: Route, router: str) -> None:
     built = {"attention": "full", "branch": "target"}
     for name, value in built.items():
@@ -85,11 +110,11 @@ def _is_high(route: Route) -> bool:
 
 
 def _main_executor(route: Route) -> str:
-    """The executor that runs most of a route's layers."""
+    """The executor that runs most of a route's layers; of two that run as many, not ``high``."""
     layers: dict[str, int] = {}
     for span in route.spans:
         layers[span.executor] = layers.get(span.executor, 0) + span.stop - span.start
-    return max(layers, key=lambda name: layers[name])
+    return max(layers, key=lambda name: (layers[name], name != "high"))
 
 
 def _answers(router: Router, num_routes: int) -> set[int]:

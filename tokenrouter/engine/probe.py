@@ -57,7 +57,7 @@ def _probe(router: Router, seen: list[RouteInput]) -> Router:
 
     class Probe(Router):
         name = router.name
-        decision_point = router.decision_point
+        after_layer = router.after_layer
         phases = router.phases
         features = router.features
 

@@ -44,7 +44,7 @@ class _Part(NamedTuple):
         requests: of the whole step.
         start_B, stop_B: first token, and the one behind the last.
         num_observed_B: so many of the last queries report.
-        num_entries: per layer group how many entries each request's last query saw, where the forward reports.
+        num_entries_GB: per layer group how many entries each request's last query saw, where the forward reports.
     """
 
     requests: Sequence[Request]
@@ -52,7 +52,7 @@ class _Part(NamedTuple):
     start_B: IntArray
     stop_B: IntArray
     num_observed_B: IntArray
-    num_entries: list[list[int]]
+    num_entries_GB: list[IntArray]
     observation: Observation | None
 
     def requests_where(self, is_wanted_B: NDArray[np.bool_]) -> Iterator[tuple[int, Request]]:
@@ -91,6 +91,7 @@ class Retainer:
             [layer for layer, of in enumerate(layer_groups) if of == group]
             for group in range(max(layer_groups) + 1)
         ]
+        self._num_observed_layers = [len(set(group) & set(self._layers)) for group in self._groups]
         self._watches = "attention" in self._policy.needs
         if self._watches:
             self._refuse_blind_groups()
@@ -106,15 +107,15 @@ class Retainer:
         row_B, start_B = step.row_C[of], step.start_C[of]
         stop_B = start_B + step.length_C[of]
         observation, num_observed_B = None, self._num_observed(start_B, stop_B)
-        num_entries: list[list[int]] = []
+        num_entries_GB: list[IntArray] = []
         if num_observed_B.any():
             counts_B = torch.from_numpy(num_observed_B)
             observation = Observation(num_observed=dict.fromkeys(self._layers, counts_B))
             for table in self._pool.tables:  # without those that a later query of the row will see
                 unseen_B = table.num_seen_R[row_B] - stop_B
-                num_entries.append((table.num_kept_R[row_B] - unseen_B).tolist())
+                num_entries_GB.append(table.num_kept_R[row_B] - unseen_B)
         self._parts.append(
-            _Part(step.requests, of, start_B, stop_B, num_observed_B, num_entries, observation)
+            _Part(step.requests, of, start_B, stop_B, num_observed_B, num_entries_GB, observation)
         )
         return observation
 
@@ -136,7 +137,7 @@ class Retainer:
 
     def _refuse_blind_groups(self) -> None:
         for group, layers in enumerate(self._groups):
-            if not set(layers) & set(self._layers):
+            if not self._num_observed_layers[group]:
                 raise ValueError(
                     f"layers={list(self._layers)} observes no layer of group {group}, whose entries "
                     f"{self._policy.name} would judge: name one of {layers}"
@@ -159,18 +160,15 @@ class Retainer:
         return np.maximum(stop_B - first_B, 0)
 
     def _take(self, part: _Part) -> None:
-        received = part.observation.received if part.observation is not None else {}
-        for group, all_N in received.items():
-            positions_RN = self._pool.tables[group].positions_RN
-            num_layers = len(set(self._groups[group]) & set(self._layers))
-            sizes = part.num_entries[group]
-            sum_BN = all_N.split(sizes)
-            for b, request in part.requests_where(part.num_observed_B > 0):
-                positions_N = torch.from_numpy(positions_RN[request.row, : sizes[b]])
-                stop = int(part.stop_B[b])
-                first = stop - int(part.num_observed_B[b])
-                statistics = _statistics(request)[group]
-                statistics.add(sum_BN[b] / num_layers, positions_N, first, stop)
+        if part.observation is None:
+            return
+        reporting = list(part.requests_where(part.num_observed_B > 0))
+        for group, all_N in part.observation.received.items():
+            mean_N = (all_N / self._num_observed_layers[group]).numpy()
+            stop_B = np.cumsum(part.num_entries_GB[group])
+            first_B = stop_B - part.num_entries_GB[group]
+            for b, request in reporting:
+                _statistics(request)[group].add(mean_N[first_B[b] : stop_B[b]])
 
     def _decide(self, request: Request, num_seen: int) -> list[int]:
         """Per layer group, how many entries were evicted."""
@@ -206,7 +204,9 @@ class Retainer:
         nothing = torch.empty(0)
         last_N = mean_N = key_norm_N = draw_N = ids_S = nothing
         if self._watches:
-            last_N, mean_N = _statistics(request)[group].close_window(kept)
+            last_N, mean_N = _statistics(request)[group].close_window(
+                positions_N, num_seen - self.options.window, num_seen
+            )
         if "key_norm" in needs:
             key_norm_N = self._key_norms(table.slots_RN[request.row, :kept], group)
         if "draws" in needs:

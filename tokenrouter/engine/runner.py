@@ -16,7 +16,8 @@ from tokenrouter.engine.observation import Watcher
 from tokenrouter.engine.step import ForwardBuilder, IntArray, PackedStep
 from tokenrouter.executors import Executor, ExecutorPool
 from tokenrouter.kvcache import KVArena
-from tokenrouter.models import Decoder, ForwardTimes
+from tokenrouter.models import Decoder, ForwardTimes, Observation
+from tokenrouter.types import ForwardBatch
 
 LOGITS_ROWS = 256  # rows of [V] held at once when every position's logits are wanted
 
@@ -40,6 +41,23 @@ class RunResult:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begun:
+    """The layers of a step that run before its tokens are decided.
+
+    Attributes:
+        hidden_TE: hidden states after them, in plan order, in the model's dtype.
+        observation: what they report so far.
+        times: time in token-wise operators and attention; what follows is added.
+        seconds: wall time.
+    """
+
+    hidden_TE: Tensor
+    observation: Observation | None
+    times: ForwardTimes
+    seconds: float
+
+
 class Runner:
     """Holds what a forward needs: decoder, executors, arena."""
 
@@ -51,8 +69,12 @@ class Runner:
         builder: ForwardBuilder,
         heads: Sequence[str],
         watcher: Watcher | None = None,
+        after_layer: int = 0,
     ) -> None:
-        """``heads`` names, per route, the executor path whose lm_head its tokens use."""
+        """``heads`` names, per route, the executor path whose lm_head its tokens use.
+
+        So many layers as ``after_layer`` run before a step's tokens are decided: in all routes they are alike.
+        """
         self._decoder = decoder
         self._executors: Mapping[str, Executor] = pool.executors
         self._arena = arena
@@ -60,18 +82,47 @@ class Runner:
         self._heads = sorted(set(heads))
         self._head_of = np.array([self._heads.index(head) for head in heads])
         self._watcher = watcher
+        num_layers = decoder.config.num_layers
+        self._first, self._others = range(after_layer), range(after_layer, num_layers)
 
     @torch.inference_mode()
-    def run(self, step: PackedStep, work: Work, executed_T: IntArray) -> RunResult:
-        """Runs every forward of ``work``; chunks that are due get logits, in order. Writes KV, changes no request."""
+    def begin(self, step: PackedStep) -> Begun | None:
+        """Runs what comes before the decision; None where that is nothing. Writes KV, changes no request."""
+        if not self._first:
+            return None
+        started, times = time.perf_counter(), ForwardTimes()
+        self._start_watching()
+        everything = np.arange(len(step.requests))
+        forward, rows = self._builder.build(step, everything, np.zeros(len(step.batch), np.int64))
+        observation = self._observe(step, everything)
+        hidden_TE = self._decode(forward, self._first, times, observation)
+        return Begun(
+            hidden_TE=hidden_TE[rows],
+            observation=observation,
+            times=times,
+            seconds=time.perf_counter() - started,
+        )
+
+    @torch.inference_mode()
+    def run(
+        self, step: PackedStep, work: Work, executed_T: IntArray, begun: Begun | None = None
+    ) -> RunResult:
+        """Runs every forward of ``work``; chunks that are due get logits, in order. Writes KV, changes no request.
+
+        Args:
+            step: packed.
+            work: its forwards; one of all chunks where the step has begun.
+            executed_T: the routes of its tokens.
+            begun: what ran before they were known.
+        """
         started = time.perf_counter()
-        result = RunResult()
+        result = RunResult(times=ForwardTimes() if begun is None else begun.times)
         due: list[IntArray] = []
         due_hidden: list[Tensor] = []
-        if self._watcher is not None:
-            self._watcher.start_step()
+        if begun is None:
+            self._start_watching()
         for of in work.forwards:
-            hidden_TE, rows = self._forward(step, of, executed_T, result.times)
+            hidden_TE, rows = self._forward(step, of, executed_T, result.times, begun)
             stop_B = np.cumsum(step.length_C[of])
             for b in np.flatnonzero(step.state_C["wants_all_logits"][of]).tolist():
                 c = int(of[b])
@@ -86,21 +137,50 @@ class Runner:
             last_R = step.first_C[due_R] + step.length_C[due_R] - 1
             result.logits_RV = self._logits(torch.cat(due_hidden), executed_T[last_R])
         result.ran_T = step.index(work.running)
-        result.seconds = time.perf_counter() - started
+        result.seconds = time.perf_counter() - started + (begun.seconds if begun else 0.0)
         return result
 
     def _forward(
-        self, step: PackedStep, of: IntArray, executed_T: IntArray, times: ForwardTimes
+        self,
+        step: PackedStep,
+        of: IntArray,
+        executed_T: IntArray,
+        times: ForwardTimes,
+        begun: Begun | None,
     ) -> tuple[Tensor, Tensor]:
         """Hidden states ``[T, E]``, and which row each of the chunks' tokens has there; adds to ``times``."""
         forward, rows = self._builder.build(step, of, executed_T)
-        observation = None
-        if self._watcher is not None:
-            observation = self._watcher.observe(step, of)
-        hidden_TE = self._decoder.forward(
-            forward, self._executors, self._arena.layers, times, observation, self._arena.int8
+        if begun is None:
+            return self._decode(forward, self._others, times, self._observe(step, of)), rows
+        hidden_TE = torch.empty_like(begun.hidden_TE).index_copy_(0, rows, begun.hidden_TE)
+        return self._decode(forward, self._others, times, begun.observation, hidden_TE), rows
+
+    def _decode(
+        self,
+        forward: ForwardBatch,
+        layers: range,
+        times: ForwardTimes,
+        observation: Observation | None,
+        hidden_TE: Tensor | None = None,
+    ) -> Tensor:
+        arena = self._arena
+        return self._decoder.forward(
+            forward,
+            self._executors,
+            arena.layers,
+            times,
+            observation,
+            arena.int8,
+            layers,
+            hidden_TE,
         )
-        return hidden_TE, rows
+
+    def _start_watching(self) -> None:
+        if self._watcher is not None:
+            self._watcher.start_step()
+
+    def _observe(self, step: PackedStep, of: IntArray) -> Observation | None:
+        return None if self._watcher is None else self._watcher.observe(step, of)
 
     def _logits(self, hidden_RE: Tensor, executed_R: IntArray) -> Tensor:
         """Logits of each row by the lm_head of its own path."""

@@ -17,7 +17,6 @@ from tokenrouter.types import (
     ForwardBatch,
     KVAccess,
     Phase,
-    Route,
     RouteTable,
     Segment,
     TokenBatch,
@@ -132,8 +131,7 @@ class ForwardBuilder:
         self._tables = pool.tables
         # Per layer, the executor of each route; equal layers share one entry, so segments are built once per pattern.
         self._patterns: list[tuple[str, ...]] = [
-            tuple(_executor_at(route, layer) for route in table.routes)
-            for layer in range(num_layers)
+            tuple(route.executor_at(layer) for route in table.routes) for layer in range(num_layers)
         ]
 
     def build(
@@ -209,10 +207,6 @@ def _access(table: SlotTable, spans: _Spans, row_T: IntArray, positions_T: IntAr
             positions_RN=torch.from_numpy(table.positions_RN) if bool(evicted_B.any()) else None,
         ),
     )
-
-
-def _executor_at(route: Route, layer: int) -> str:
-    return next(span.executor for span in route.spans if layer < span.stop)
 
 
 def _merge(counts: list[int], pattern: tuple[str, ...]) -> tuple[Segment, ...]:

@@ -33,8 +33,12 @@ Dependency = Literal[
 - ``random``: draws that are not hashed from the tokens.
 """
 
-DecisionPoint = Literal["pre_forward"]
-"""When a router is asked. ``pre_forward``: before the token's forward."""
+DecisionPoint = Literal["pre_forward", "after_layer_k"]
+"""When a router is asked.
+
+- ``pre_forward``: before the token's forward.
+- ``after_layer_k``: when its first k layers, the same for every token, have run.
+"""
 DECISION_POINTS: tuple[DecisionPoint, ...] = get_args(DecisionPoint)
 
 

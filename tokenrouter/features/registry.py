@@ -3,12 +3,12 @@
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from tokenrouter.features import dynamic, static
+from tokenrouter.features import dynamic, hidden, static
 from tokenrouter.features.base import DecisionPoint, FeatureSpec
 from tokenrouter.types import Phase
 
 FEATURES: Mapping[str, FeatureSpec] = MappingProxyType(
-    {spec.name: spec for spec in (*static.SPECS, *dynamic.SPECS)}
+    {spec.name: spec for spec in (*static.SPECS, *dynamic.SPECS, *hidden.SPECS)}
 )
 """Every feature that exists, by name; docs/features.md lists them."""
 

@@ -105,8 +105,10 @@ class Decoder:
         times: ForwardTimes,
         observation: Observation | None = None,
         int8: Sequence[Int8Entries] | None = None,
+        layers: range | None = None,
+        hidden_TE: Tensor | None = None,
     ) -> Tensor:
-        """Runs all layers and writes each token's KV to its slot.
+        """Runs all layers, or those that are asked for, and writes each token's KV to its slot.
 
         Args:
             batch: tokens sorted by route, with the segments of every layer.
@@ -116,21 +118,25 @@ class Decoder:
             times: this forward's times are added to it.
             observation: which layers report the attention that entries receive, and where to.
             int8: entries in int8, per layer; slots behind the null slot.
+            layers: that run, neighbours in ascending order; None: all.
+            hidden_TE: what the layer before them brought, overwritten; None: the tokens' embeddings.
 
         Returns:
-            Hidden states ``[T, E]`` after the last layer, before the final norm.
+            Hidden states ``[T, E]`` after the last of them, before the final norm.
         """
         weights, config = self._weights, self.config
-        hidden_TE = weights.embed_VE[batch.ids_T]
+        layers = range(config.num_layers) if layers is None else layers
+        hidden_TE = weights.embed_VE[batch.ids_T] if hidden_TE is None else hidden_TE
         cos_TD, sin_TD = weights.cos_ND[batch.positions_T], weights.sin_ND[batch.positions_T]
         qkv_TO = hidden_TE.new_empty(len(batch), config.qkv_size)
         heads_TA = hidden_TE.new_empty(len(batch), config.num_heads * config.head_dim)
         num_int8 = len(int8[0].q_SPD) if int8 else 0
-        plans = self._plan(batch, layers_SPD[0], observation, num_int8)
+        plans = self._plan(batch, layers, layers_SPD[0], observation, num_int8)
         pattern: tuple[Segment, ...] | None = None
         slices: list[_Slice] = []
         clock = _Clock()
-        for layer, segments in enumerate(batch.segments):
+        for layer in layers:
+            segments = batch.segments[layer]
             if segments is not pattern:
                 pattern = segments
                 _add_up(times, slices)
@@ -154,7 +160,7 @@ class Decoder:
                 int8=int8[layer] if int8 else None,
             )
             times.attention_s += clock.lap_s()
-            goes_on = layer + 1 < len(batch.segments) and batch.segments[layer + 1] is pattern
+            goes_on = layer + 1 in layers and batch.segments[layer + 1] is pattern
             for part in slices:
                 following = part.qkv_TO if goes_on else None
                 part.ops.finish_layer(layer, part.heads_TA, part.hidden_TE, following)
@@ -163,24 +169,30 @@ class Decoder:
         return hidden_TE
 
     def _plan(
-        self, batch: ForwardBatch, kv_SPD: Tensor, observation: Observation | None, num_int8: int
-    ) -> list[AttentionPlan]:
+        self,
+        batch: ForwardBatch,
+        layers: range,
+        kv_SPD: Tensor,
+        observation: Observation | None,
+        num_int8: int,
+    ) -> dict[int, AttentionPlan]:
         """Each layer's plan: one for all layers of a group, window and observed queries.
 
         Makes room for what they report. All layers of the arena are like ``kv_SPD``.
         """
         config = self.config
         observed = observation.num_observed if observation else {}
-        plans: list[AttentionPlan] = []
+        plans: dict[int, AttentionPlan] = {}
         made: dict[tuple[int, int | None, int | None], AttentionPlan] = {}
-        for layer, (group, window) in enumerate(zip(self._groups, config.windows, strict=True)):
+        for layer in layers:
+            group, window = self._groups[layer], config.windows[layer]
             num_observed_B = observed.get(layer)
             key = group, window, None if num_observed_B is None else id(num_observed_B)
             if key not in made:
                 made[key] = self._plan_layer(batch, group, kv_SPD, window, num_observed_B, num_int8)
-            plans.append(made[key])
+            plans[layer] = made[key]
             if observation and num_observed_B is not None and group not in observation.received:
-                observation.received[group] = torch.zeros(plans[-1].received_size)
+                observation.received[group] = torch.zeros(made[key].received_size)
         return plans
 
     def _plan_layer(

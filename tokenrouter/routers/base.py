@@ -11,12 +11,21 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal, final, get_args
 
 from tokenrouter.features import check_features, feature_specs
 from tokenrouter.features.base import DECISION_POINTS, DecisionPoint, Dependency
 from tokenrouter.routers.answers import CacheCounts
-from tokenrouter.types import Phase, Route, RouteInput, RouteTable, RoutingDecision, StepFeedback
+from tokenrouter.types import (
+    LayerSpan,
+    Phase,
+    Route,
+    RouteInput,
+    RouteTable,
+    RoutingDecision,
+    StepFeedback,
+)
 
 Level = Literal["token", "request"]
 Seen = Literal["ids", "positions", "prefix_hash"]
@@ -49,7 +58,8 @@ class Router(ABC):
     Attributes:
         name: what the router is called in configs, tables and logs.
         level: ``token`` or ``request``.
-        decision_point: when it is asked; see ``DecisionPoint``.
+        after_layer: layers of every token that run before it is asked, the same in all of its routes;
+            0: it is asked before the forward.
         phases: the phases whose tokens it decides. It is not asked about the others, which take
             route 0.
         features: the features it needs, the columns of ``RouteInput.values_TF`` in this order.
@@ -63,7 +73,7 @@ class Router(ABC):
 
     name: ClassVar[str]
     level: ClassVar[Level] = "token"
-    decision_point: ClassVar[DecisionPoint] = "pre_forward"
+    after_layer: int = 0
     phases: frozenset[Phase] = frozenset(Phase)
     features: tuple[str, ...] = ()
     sees: frozenset[Seen] = frozenset(get_args(Seen))
@@ -101,10 +111,21 @@ class Router(ABC):
         specs = feature_specs(self.features)
         return frozenset[Dependency]().union(*(spec.depends_on for spec in specs))
 
+    @property
+    def decision_point(self) -> DecisionPoint:
+        """When it is asked; see ``DecisionPoint``."""
+        return "after_layer_k" if self.after_layer else "pre_forward"
+
     def routes(self, num_layers: int) -> RouteTable:
-        """The routes to choose from; by default ``high`` and ``low``, on the executors so named."""
-        names = ("high", "low")
-        return RouteTable(routes=tuple(Route.uniform(name, name, num_layers) for name in names))
+        """The routes to choose from; by default ``high`` and ``low``, on the executors so named.
+
+        Layers that run before it is asked are high in both.
+        """
+        high, low = (Route.uniform(name, name, num_layers) for name in ("high", "low"))
+        if first := min(self.after_layer, num_layers - 1):
+            spans = LayerSpan(0, first, "high"), LayerSpan(first, num_layers, "low")
+            low = replace(low, spans=spans)
+        return RouteTable(routes=(high, low))
 
     @property
     def only_route(self) -> int | None:
@@ -119,9 +140,20 @@ class Router(ABC):
         """Refuses what this router declares and cannot be had, by name and with the choices.
 
         Raises:
-            ValueError: a decision point that no engine has; a feature that does not exist, or not
-                in the router's phases (for level ``request``: in prefill) or at its decision point.
+            ValueError: a decision point that no engine has, or that leaves no time for what it looks ahead to or
+                for a whole request; a feature that does not exist, or not in the router's phases (for level
+                ``request``: in prefill) or at its decision point.
         """
+        if self.after_layer < 0:
+            raise ValueError(f"router {self.name}: after_layer={self.after_layer} is below 0")
+        if self.after_layer and (self.look_ahead or self.level == "request"):
+            asked = (
+                "about tokens ahead of their chunk" if self.look_ahead else "when a request comes"
+            )
+            raise ValueError(
+                f"router {self.name} is asked {asked}, and what it decides by is known only after layer "
+                f"{self.after_layer} of the token's own forward: leave {self.name} out, or decide before the forward"
+            )
         if self.decision_point not in DECISION_POINTS:
             raise ValueError(
                 f"router {self.name} has the decision point {self.decision_point!r}; "

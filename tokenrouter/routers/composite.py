@@ -43,7 +43,7 @@ class CompositeRouter(Router):
 
     Raises:
         ValueError: neither part is given; a part decides per request, or is an interval router, which
-            goes outermost; the parts have different decision points; an unknown route or class.
+            goes outermost; the parts are asked after different layers; an unknown route or class.
     """
 
     name = "composite"
@@ -65,9 +65,10 @@ class CompositeRouter(Router):
         self._scored = self.precision if precision is not None else self.retention
         for part in self._parts:
             check_part(part, who=self.name)
-        if self.precision.decision_point != self.retention.decision_point:
-            points = " and ".join(f"{part.name}: {part.decision_point}" for part in self._parts)
-            raise ValueError(f"composite's parts must be asked at one decision point, got {points}")
+        self.after_layer = max(part.after_layer for part in self._parts)
+        if any(part.after_layer not in (0, self.after_layer) for part in self._parts):
+            points = " and ".join(f"{part.name}: after {part.after_layer}" for part in self._parts)
+            raise ValueError(f"composite's parts must be asked after the same layer, got {points}")
         self._class_of_route = self._retention_classes()
         self._names = tuple(dict.fromkeys(self._class_of_route))
         self.features = tuple(dict.fromkeys(f for part in self._parts for f in part.features))

@@ -34,6 +34,7 @@ class WrapperRouter(Router):
         self.features = self.inner.features
         self.phases = self.inner.phases
         self.sees = self.inner.sees
+        self.after_layer = self.inner.after_layer
 
     @property
     def own_options(self) -> dict[str, object]:

@@ -9,7 +9,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from tokenrouter import LLM, EngineOptions
-from tokenrouter.engine.build import slots_for
+from tokenrouter.engine.memory import slots_for
 from tokenrouter.evaluation import plots
 from tokenrouter.evaluation.held_out import HeldOutWindows
 from tokenrouter.evaluation.progress import progress
