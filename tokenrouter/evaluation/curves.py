@@ -11,12 +11,14 @@ MARKERS = "osD^vPX*<>"
 
 
 class Point(NamedTuple):
-    """A value ``y`` at ``x`` that lies in ``low`` to ``high``."""
+    """A value ``y`` that lies in ``low`` to ``high``, at ``x`` in ``x_low`` to ``x_high``."""
 
     x: float
     y: float
     low: float
     high: float
+    x_low: float
+    x_high: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,13 +59,12 @@ def plot_curves(panels: Sequence[Panel], path: Path, *, y_label: str, caption: s
             axes.sharey(axes_of[0])
             for curve in panel.curves:
                 index = names.index(curve.name)
-                x, y, low, high = zip(*curve.points, strict=True)
-                below = [max(value - least, 0.0) for value, least in zip(y, low, strict=True)]
-                above = [max(most - value, 0.0) for value, most in zip(y, high, strict=True)]
+                points = curve.points
                 handles[curve.name] = axes.errorbar(
-                    x,
-                    y,
-                    yerr=[below, above],
+                    [p.x for p in points],
+                    [p.y for p in points],
+                    xerr=[[p.x - p.x_low for p in points], [p.x_high - p.x for p in points]],
+                    yerr=[[p.y - p.low for p in points], [p.high - p.y for p in points]],
                     marker=MARKERS[index % len(MARKERS)],
                     markersize=5,
                     color=ROUTE_COLOURS[index % len(ROUTE_COLOURS)],
