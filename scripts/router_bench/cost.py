@@ -8,10 +8,10 @@ from statistics import median
 import torch
 
 from tokenrouter import LLM, SamplingParams
-from tokenrouter.engine.calibration import calibrate
 from tokenrouter.evaluation import ratios as timing
 from tokenrouter.executors import build_pool
-from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
+from tokenrouter.features import FeatureExtractor, TextSignals, TokenTypeTable, sequence_batch
+from tokenrouter.features.signals import LOGIT_SIGNALS
 from tokenrouter.routers import Router
 from tokenrouter.telemetry import Spread
 from tokenrouter.types import TokenBatch
@@ -36,7 +36,7 @@ def router_costs(bench: Bench, dtype: str = "bfloat16") -> Costs:
         bench: its first text's tokens are run.
         dtype: of the high path.
     """
-    sizes, ids = bench.sizes, _ids(bench)
+    sizes, ids = bench.sizes, some_ids(bench)
     model = bench.model.astype(dtype)
     llm = LLM(
         model,
@@ -44,8 +44,6 @@ def router_costs(bench: Bench, dtype: str = "bfloat16") -> Costs:
         executors=build_pool(bench.executor, model),
     )
     routers = bench.scored(SHARE)
-    for router in routers.values():
-        calibrate(router, bench.types, model.tokenizer, None)
     batches = {
         "decode": decode_batch(ids, sizes.context, bench.types),
         "prefill": sequence_batch(ids[: sizes.chunk_tokens], token_types=bench.types),
@@ -54,6 +52,8 @@ def router_costs(bench: Bench, dtype: str = "bfloat16") -> Costs:
         "decode": partial(_decode_s, llm, ids, sizes),
         "prefill": partial(_prefill_s, llm, ids, sizes),
     }
+    for router in routers.values():
+        router.calibrate([_extractor(router, b, bench.types).extract(b) for b in batches.values()])
     turns: dict[str, dict[str, list[float]]] = {name: {} for name in routers}
 
     def note(name: str, key: str, value: float) -> None:
@@ -98,7 +98,7 @@ def smooth_serving(bench: Bench, dtype: str = "bfloat16") -> Spread | None:
         output_max=sizes.output_max,
     )
     encode = partial(model.tokenizer.encode, add_special_tokens=False)
-    requests = mix.requests(encode, _ids(bench))
+    requests = mix.requests(encode, some_ids(bench))
     seconds = timing.take_turns(
         timing.serve_runs(llms, requests), sizes.turns, title=f"{len(requests)} requests"
     )
@@ -119,7 +119,7 @@ def decode_batch(ids: Sequence[int], context: int, types: TokenTypeTable) -> Tok
     )
 
 
-def _ids(bench: Bench) -> list[int]:
+def some_ids(bench: Bench) -> list[int]:
     """Enough tokens for every prompt; a short text begins again."""
     sizes, text = bench.sizes, bench.texts[0]
     own = [token for window in text.windows for token in window]
@@ -134,13 +134,20 @@ def _prompts(ids: Sequence[int], length: int) -> list[list[int]]:
 
 def _call_s(router: Router, batch: TokenBatch, types: TokenTypeTable, calls: int) -> float:
     """Features and route of a batch, the median call."""
-    extractor = FeatureExtractor(router.features, types)
+    extractor = _extractor(router, batch, types)
     seconds = []
     for _ in range(calls):
         started = time.perf_counter()
         router.route(extractor.extract(batch))
         seconds.append(time.perf_counter() - started)
     return median(seconds)
+
+
+def _extractor(router: Router, batch: TokenBatch, types: TokenTypeTable) -> FeatureExtractor:
+    """With ones in place of what logits say, which an engine has: reading them costs the same."""
+    ones_N = torch.ones(int(batch.positions_T.max()) + 1)
+    signals = TextSignals(types, dict.fromkeys(LOGIT_SIGNALS, ones_N))
+    return FeatureExtractor(router.features, types, signals, router.optional)
 
 
 def _decode_s(llm: LLM, ids: Sequence[int], sizes: Sizes) -> tuple[float, float]:

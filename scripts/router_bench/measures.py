@@ -1,6 +1,6 @@
 """KL of every routing, window by window.
 
-N tokens of a window, B routings of it, W windows, L layers, E hidden size, V vocabulary.
+N tokens of a window that a phase decides, B routings of it, W windows, L layers, E hidden size, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -12,18 +12,19 @@ from torch import Tensor
 from tokenrouter.evaluation.progress import progress
 from tokenrouter.training.gradients import HEAD_ROWS, DifferentiableDecoder
 from tokenrouter.training.labels.fisher import Fisher
+from tokenrouter.types import Phase
 
-from .routings import Pick, Routing, all_low, calibrated, is_high, layer_order, routings
+from .asking import Routers, calibrated, first_decided, is_high, logit_signals, with_thresholds
+from .routings import Key, Routing, all_low, asked, layer_order, routings
 from .setup import PLAIN, SMOOTH, Bench, Text
 
 BATCH = 4
 SMOOTH_SHARE = 0.05
-Key = tuple[str, Pick, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """One router at one share, on one text.
+    """One router at one share in one phase, on one text.
 
     Attributes:
         kl_WN: float32, nats, of the distribution behind every token; of random: the expectation.
@@ -51,8 +52,21 @@ class Smoothed:
     high_frac: float
 
 
-def measure_text(bench: Bench, text: Text) -> dict[Key, Measured]:
-    """KL of every router at every share."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextMeasured:
+    """What a text shows.
+
+    Attributes:
+        by_key: every router at every share in each phase.
+        layers: the neediest first, by these windows' labels.
+    """
+
+    by_key: dict[Key, Measured]
+    layers: list[int]
+
+
+def measure_text(bench: Bench, text: Text) -> TextMeasured:
+    """KL of every router at every share in each phase: the KL of a routing is the same in both, the choice is not."""
     decoder = bench.decoders[bench.executor]
     maker = Fisher(draws=bench.sizes.draws)
     labels_NL = []
@@ -64,24 +78,38 @@ def measure_text(bench: Bench, text: Text) -> dict[Key, Measured]:
     found: dict[Key, list[Measured]] = {}
     with progress(f"{text.name}: KL", len(text.windows), unit="windows") as advance:
         for ids, label_NL in zip(text.windows, labels_NL, strict=True):
-            answers = routings(bench, ids, label_NL, routers, layers)
+            answers = _answers(bench, ids, label_NL, routers, layers)
             for key, measured in means(answers, kl_nats(decoder, ids, answers)).items():
                 found.setdefault(key, []).append(measured)
             advance()
-    return {key: _stack(windows) for key, windows in found.items()}
+    by_key = {key: _stack(windows) for key, windows in found.items()}
+    return TextMeasured(by_key=by_key, layers=layers)
+
+
+def _answers(
+    bench: Bench, ids: Sequence[int], label_NL: Tensor, routers: Routers, layers: Sequence[int]
+) -> list[Routing]:
+    """All routings of a window, of both phases."""
+    signals = logit_signals(bench, ids)
+    windows = [asked(bench, ids, label_NL, signals, phase) for phase in Phase]
+    return [answer for window in windows for answer in routings(bench, window, routers, layers)]
 
 
 def measure_smoothed(bench: Bench, text: Text) -> Smoothed | None:
     """None where there is no trained mlp for the smoothed path."""
     if "mlp" not in bench.trained.get(SMOOTH, {}):
         return None
-    router = text.held_out.calibrated(bench.learned("mlp", SMOOTH, SMOOTH_SHARE), bench.types)
+    router = with_thresholds(bench, text, bench.learned("mlp", SMOOTH, SMOOTH_SHARE), {})
     kl, plain_low, shares = [], [], []
     with progress(f"{text.name}: smoothed", len(text.windows), unit="windows") as advance:
         for ids in text.windows:
             is_high_N = is_high(router, ids, bench.types)
             routed = Routing(
-                router="mlp", pick="threshold", share=SMOOTH_SHARE, is_low_LN=~is_high_N[None]
+                phase=Phase.PREFILL,
+                router="mlp",
+                pick="threshold",
+                share=SMOOTH_SHARE,
+                is_low_LN=~is_high_N[None],
             )
             kl.append(kl_nats(bench.decoders[SMOOTH], ids, [routed]).mean())
             plain_low.append(kl_nats(bench.decoders[PLAIN], ids, [all_low()]).mean())
@@ -97,7 +125,7 @@ def measure_smoothed(bench: Bench, text: Text) -> Smoothed | None:
 def kl_nats(
     decoder: DifferentiableDecoder, ids: Sequence[int], answers: Sequence[Routing]
 ) -> Tensor:
-    """KL(all high || routed) behind every token, float32 ``[B, N]``.
+    """KL(all high || routed) behind every token of the window, float32 ``[B, N]``.
 
     Args:
         decoder: of the low path.
@@ -128,7 +156,7 @@ def _kl(decoder: DifferentiableDecoder, high_NE: Tensor, hidden_BNE: Tensor) -> 
 
 
 def means(answers: Sequence[Routing], kl_BN: Tensor) -> dict[Key, Measured]:
-    """One entry per router and share, of one window."""
+    """One entry per router, share and phase, of one window; of the tokens that the phase decides."""
     rows: dict[Key, list[int]] = {}
     for row, answer in enumerate(answers):
         rows.setdefault(answer.key, []).append(row)
@@ -143,7 +171,7 @@ def means(answers: Sequence[Routing], kl_BN: Tensor) -> dict[Key, Measured]:
 
     return {
         key: Measured(
-            kl_WN=weights(some).float() @ kl_BN[some],
+            kl_WN=weights(some).float() @ kl_BN[some, first_decided(key[0]) :],
             high_frac_W=mean("high_frac", some),
             auroc_W=mean("auroc", some),
             recall_W=mean("recall", some),

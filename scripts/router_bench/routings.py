@@ -1,10 +1,10 @@
-"""Which tokens and layers every router sends high in a window.
+"""Which tokens and layers every router sends high in a window, in each phase; see ``asking`` for what a phase is.
 
-N tokens of a window, L layers.
+N tokens of a window, M of them that are decided in a phase, L layers.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from tokenrouter.evaluation.router_scores import NEEDY_FRAC, auroc, recall, top_share
-from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
+from tokenrouter.features import Signals, TokenTypeTable
 from tokenrouter.routers import HIGH, RandomRouter, Router
+from tokenrouter.types import Phase, TokenBatch
 
-from .setup import Bench, Text
+from .asking import Routers, decided, first_decided, shown
+from .setup import Bench
 
 Pick = Literal["threshold", "rank", "exact"]
-Routers = Mapping[float, Mapping[str, Router]]
-"""Calibrated routers by share and name."""
+Key = tuple[Phase, str, Pick, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +28,7 @@ class Routing:
     """One router's answer for one window.
 
     Attributes:
+        phase: whose tokens the router was asked about.
         router: its name.
         pick: how tokens are picked, see the script.
         share: of high tokens that was asked for.
@@ -36,6 +38,7 @@ class Routing:
         weight: in the mean over the routings of one key.
     """
 
+    phase: Phase
     router: str
     pick: Pick
     share: float
@@ -45,111 +48,155 @@ class Routing:
     weight: float = 1.0
 
     @property
-    def key(self) -> tuple[str, Pick, float]:
+    def key(self) -> Key:
         """Equal for the seeds of random, which count as one router."""
-        return self.router, self.pick, self.share
+        return self.phase, self.router, self.pick, self.share
 
     @property
     def high_frac(self) -> float:
-        """Share of the high work: of the tokens, or of the layers."""
-        return 1.0 - float(self.is_low_LN.double().mean())
+        """Share of the high work among what is decided: of the tokens, or of the layers."""
+        return 1.0 - float(self.is_low_LN[:, first_decided(self.phase) :].double().mean())
 
 
-def calibrated(bench: Bench, text: Text) -> dict[float, dict[str, Router]]:
-    """Rule and the trained routers with thresholds set on the text's calibration side."""
-    return {
-        share: {
-            name: text.held_out.calibrated(router, bench.types)
-            for name, router in bench.scored(share).items()
-        }
-        for share in bench.sizes.shares
-    }
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """The tokens of a window that are decided in a phase, as routers are asked about them.
+
+    Attributes:
+        batch: M tokens.
+        label_M: the oracle's.
+        signals: of the whole window.
+        types: of the vocabulary.
+    """
+
+    phase: Phase
+    batch: TokenBatch
+    label_M: Tensor
+    signals: Signals
+    types: TokenTypeTable
+
+    def answer(self, router: Router) -> tuple[Tensor, Tensor]:
+        """Scores, and which tokens go high."""
+        decision = router.route(shown(router, self.batch, self.types, self.signals))
+        return decision.score_T, decision.route_T == HIGH
+
+    def layers(self, router: str, share: float, is_low_L1: Tensor) -> Routing:
+        """Every decided token takes the same layers low."""
+        return Routing(
+            phase=self.phase,
+            router=router,
+            pick="exact",
+            share=share,
+            is_low_LN=self._in_window(is_low_L1.expand(-1, len(self.batch))),
+        )
+
+    def tokens(
+        self, router: str, pick: Pick, share: float, score_M: Tensor, is_high_M: Tensor
+    ) -> Routing:
+        """The tokens of a choice."""
+        return Routing(
+            phase=self.phase,
+            router=router,
+            pick=pick,
+            share=share,
+            is_low_LN=self._in_window(~is_high_M[None]),
+            auroc=auroc(score_M, top_share(self.label_M, NEEDY_FRAC)),
+            recall=recall(is_high_M, top_share(self.label_M, share)),
+        )
+
+    def _in_window(self, is_low_LM: Tensor) -> Tensor:
+        prompt = torch.zeros(len(is_low_LM), first_decided(self.phase), dtype=torch.bool)
+        return torch.cat([prompt, is_low_LM], 1)
+
+
+def asked(
+    bench: Bench, ids: Sequence[int], label_NL: Tensor, signals: Signals, phase: Phase
+) -> Asked:
+    """A window as a phase sees it.
+
+    Args:
+        bench: types.
+        ids: the window's tokens.
+        label_NL: the oracle's.
+        signals: of the window, see ``asking.logit_signals``.
+        phase: of the tokens that are decided.
+    """
+    return Asked(
+        phase=phase,
+        batch=decided(ids, phase, bench.types),
+        label_M=label_NL.sum(1)[first_decided(phase) :],
+        signals=signals,
+        types=bench.types,
+    )
 
 
 def layer_order(labels_NL: Sequence[Tensor]) -> list[int]:
     """Layers by their labels' sum over windows, the neediest first."""
-    total_L = torch.stack([label_NL.sum(0) for label_NL in labels_NL]).sum(0)
-    order: list[int] = total_L.argsort(descending=True, stable=True).tolist()
-    return order
+    total_L = sum((label_NL.sum(0) for label_NL in labels_NL), torch.zeros(1))
+    return total_L.argsort(descending=True, stable=True).tolist()
 
 
 def all_low() -> Routing:
-    """Nothing high."""
-    return Routing(router="all_low", pick="exact", share=0.0, is_low_LN=torch.ones(1, 1).bool())
-
-
-def routings(
-    bench: Bench, ids: Sequence[int], label_NL: Tensor, routers: Routers, layers: Sequence[int]
-) -> list[Routing]:
-    """All routers' answers for a window.
-
-    Args:
-        bench: sizes and types.
-        ids: the window's tokens, all of them a prompt.
-        label_NL: the oracle's.
-        routers: see ``calibrated``.
-        layers: see ``layer_order``.
-    """
-    label_N = label_NL.sum(1)
-    found = [all_low()]
-    for share, by_name in routers.items():
-        found.append(_layerwise(share, layers))
-        found.append(
-            _of_tokens("oracle", "exact", share, label_N, top_share(label_N, share), label_N)
-        )
-        for seed in range(bench.sizes.seeds):
-            score_N, _ = _answer(RandomRouter(share, seed), ids, bench.types)
-            found += _both_firsts(share, score_N, label_N)
-        for name, router in by_name.items():
-            score_N, is_high_N = _answer(router, ids, bench.types)
-            found.append(_of_tokens(name, "threshold", share, score_N, is_high_N, label_N))
-            ranked_N = top_share(score_N, share)
-            found.append(_of_tokens(name, "rank", share, score_N, ranked_N, label_N))
-    return found
-
-
-def is_high(router: Router, ids: Sequence[int], types: TokenTypeTable) -> Tensor:
-    """Which tokens of a prompt a calibrated router sends high, bool ``[N]``."""
-    return _answer(router, ids, types)[1]
-
-
-def _answer(router: Router, ids: Sequence[int], types: TokenTypeTable) -> tuple[Tensor, Tensor]:
-    """Scores, and which tokens go high."""
-    batch = sequence_batch(ids, token_types=types)
-    decision = router.route(FeatureExtractor(router.features, types).extract(batch))
-    return decision.score_T, decision.route_T == HIGH
-
-
-def _of_tokens(
-    router: str, pick: Pick, share: float, score_N: Tensor, is_high_N: Tensor, label_N: Tensor
-) -> Routing:
+    """A prompt without any high work."""
+    is_low_11 = torch.ones(1, 1, dtype=torch.bool)
     return Routing(
-        router=router,
-        pick=pick,
-        share=share,
-        is_low_LN=~is_high_N[None],
-        auroc=auroc(score_N, top_share(label_N, NEEDY_FRAC)),
-        recall=recall(is_high_N, top_share(label_N, share)),
+        phase=Phase.PREFILL, router="all_low", pick="exact", share=0.0, is_low_LN=is_low_11
     )
 
 
-def _both_firsts(share: float, score_N: Tensor, label_N: Tensor) -> list[Routing]:
-    """A random choice with the window's first token low and with it high, weighed by the chance of each.
+def routings(
+    bench: Bench, window: Asked, routers: Routers, layers: Sequence[int]
+) -> Iterator[Routing]:
+    """All routers' answers for a window in one phase.
+
+    Args:
+        bench: sizes.
+        window: the tokens that are decided.
+        routers: see ``asking.calibrated``; those that do not decide the phase are left out.
+        layers: see ``layer_order``.
+    """
+    yield window.layers("all_low", 0.0, torch.ones(1, 1, dtype=torch.bool))
+    for share, by_name in routers.items():
+        yield window.layers("layerwise", share, layer_map(share, layers))
+        label_M = window.label_M
+        yield window.tokens("oracle", "exact", share, label_M, top_share(label_M, share))
+        for seed in range(bench.sizes.seeds):
+            yield from _random(window, share, window.answer(RandomRouter(share, seed))[0])
+        for name, router in by_name.items():
+            if window.phase not in router.phases:
+                continue
+            score_M, is_high_M = window.answer(router)
+            yield window.tokens(name, "threshold", share, score_M, is_high_M)
+            yield window.tokens(name, "rank", share, score_M, top_share(score_M, share))
+
+
+def layer_map(share: float, layers: Sequence[int]) -> Tensor:
+    """Which layers are low, bool ``[L, 1]``, where at least ``share`` of them is high.
+
+    Args:
+        share: of high layers.
+        layers: the neediest first.
+    """
+    is_low_L1 = torch.ones(len(layers), 1, dtype=torch.bool)
+    is_low_L1[list(layers[: num_high_layers(share, len(layers))])] = False
+    return is_low_L1
+
+
+def num_high_layers(share: float, num_layers: int) -> int:
+    """As few whole layers as are at least ``share``."""
+    return math.ceil(round(share * num_layers, 6))
+
+
+def _random(window: Asked, share: float, score_M: Tensor) -> Iterator[Routing]:
+    """A random choice; where a window's first token is decided, with it low and high, weighed by the chance of each.
 
     That token alone is worth as much as a large part of an oracle's gain, so a mean over a few seeds would be the luck
     of how many of them hold it.
     """
-    found = []
-    for first, weight in ((-1.0, 1.0 - share), (2.0, share)):  # below and above all draws
-        drawn_N = score_N.clone()
-        drawn_N[0] = first
-        routing = _of_tokens("random", "exact", share, drawn_N, top_share(drawn_N, share), label_N)
-        found.append(replace(routing, weight=weight))
-    return found
-
-
-def _layerwise(share: float, layers: Sequence[int]) -> Routing:
-    num_high = math.ceil(round(share * len(layers), 6))
-    is_low_L1 = torch.ones(len(layers), 1, dtype=torch.bool)
-    is_low_L1[list(layers[:num_high])] = False
-    return Routing(router="layerwise", pick="exact", share=share, is_low_LN=is_low_L1)
+    firsts = ((-1.0, 1.0 - share), (2.0, share))  # below and above all draws
+    for first, weight in firsts if window.phase == Phase.PREFILL else ((None, 1.0),):
+        drawn_M = score_M.clone()
+        if first is not None:
+            drawn_M[0] = first
+        routing = window.tokens("random", "exact", share, drawn_M, top_share(drawn_M, share))
+        yield replace(routing, weight=weight)

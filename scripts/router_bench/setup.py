@@ -159,5 +159,7 @@ def load_text(name: str, data_dir: str | None, tokenizer: Any, sizes: Sizes) -> 
     return Text(
         name=name,
         windows=windows(evaluated, length, sizes.windows),
-        held_out=HeldOutWindows(text_ids=calibrated, window_tokens=length, decode_tokens=0),
+        held_out=HeldOutWindows(
+            text_ids=calibrated, window_tokens=length, decode_tokens=length - 1
+        ),
     )

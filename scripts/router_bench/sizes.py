@@ -13,6 +13,7 @@ class Sizes:
         shares: of high tokens.
         seeds: of the random router, each with the window's first token low and high.
         draws: of the oracle's label.
+        logit_passages: held-out windows on which routers that look at logits get their thresholds.
         calls: of a router per turn.
         turns: that count, of everything that is timed.
         context: tokens of the prompts behind which 32 requests decode.
@@ -27,6 +28,7 @@ class Sizes:
     shares: tuple[float, ...] = (0.05, 0.1, 0.2)
     seeds: int = 3
     draws: int = 3
+    logit_passages: int = 6
     calls: int = 200
     turns: int = 5
     context: int = 512
@@ -42,6 +44,7 @@ QUICK = Sizes(
     shares=(0.05, 0.2),
     seeds=2,
     draws=1,
+    logit_passages=2,
     calls=5,
     turns=1,
     context=16,

@@ -2,41 +2,67 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from tokenrouter.evaluation.divergence import position_buckets
-from tokenrouter.evaluation.router_scores import Bootstrap, Interval, gain_share, mean, ratio
+from tokenrouter.evaluation.router_scores import Bootstrap, as_values, gain_share, mean, ratio
+from tokenrouter.types import Phase
 
-from .measures import Key, Measured, Smoothed
+from .asking import first_decided
+from .equal_speed import JUDGED, RIVALS, compared, overall
+from .measures import Measured, Smoothed
+from .routings import Key
+from .throughput import Speeds
 
 Found = Mapping[Key, Measured]
 Row = dict[str, Any]
-JUDGED = "mlp"
 
 
-def rows_of(text: str, found: Found) -> list[Row]:
-    """A row per router, pick and share, in the order of measuring.
+def rows_of(text: str, found: Found, speeds: Speeds) -> list[Row]:
+    """A row per phase, share, router and pick, in the order of measuring.
 
     Args:
         text: its name.
         found: of ``measure_text``.
+        speeds: of prefill.
 
     Raises:
         ValueError: fewer than two windows.
     """
-    num_windows, num_tokens = next(iter(found.values())).kl_WN.shape
-    bootstrap = Bootstrap(num_windows)
-    return [
-        _row(text, key, found, bootstrap, num_tokens=num_tokens)
-        for key in sorted(found, key=lambda key: key[2])
-    ]
+    bootstrap = Bootstrap(len(next(iter(found.values())).kl_WN))
+    rows = []
+    for key in sorted(found, key=lambda key: (key[0], key[3])):
+        row = _row(text, key, found, bootstrap)
+        if key[0] == Phase.PREFILL:
+            row["prefill_tok_s_vs_all_high"] = asdict(speeds.vs_all_high(key[1], row["high_frac"]))
+        rows.append(row)
+    return rows
+
+
+def at_equal_speed(text: str, found: Found, speeds: Speeds) -> dict[str, Any]:
+    """The mlp beside each rival that is as fast: by share, and in one word for all.
+
+    Args:
+        text: its name.
+        found: of ``measure_text``.
+        speeds: of prefill.
+    """
+    by_rival = {rival: compared(found, speeds, rival) for rival in RIVALS}
+    verdicts = [row[f"{JUDGED}_is"] for rows in by_rival.values() for row in rows]
+    return {
+        f"mlp_at_equal_tok_s_{text}": overall(verdicts),
+        **{f"mlp_vs_{rival}_at_equal_tok_s_{text}": rows for rival, rows in by_rival.items()},
+    }
 
 
 def claims(rows: Sequence[Row], smoothed: Mapping[str, Smoothed | None]) -> dict[str, Any]:
     """What is asked of the mlp: by text its least share of the oracle's gain, its KL over random's, and smoothed.
+
+    Of prefill, and of decode where the key says so.
 
     Args:
         rows: of all texts.
@@ -44,8 +70,14 @@ def claims(rows: Sequence[Row], smoothed: Mapping[str, Smoothed | None]) -> dict
     """
     found: dict[str, Any] = {}
     for text in dict.fromkeys(row["text"] for row in rows):
-        for pick, part in (("threshold", ""), ("rank", "_rank")):
-            own = [r for r in rows if (r["text"], r["router"], r["pick"]) == (text, JUDGED, pick)]
+        for phase, pick, part in (
+            ("prefill", "threshold", ""),
+            ("prefill", "rank", "_rank"),
+            ("decode", "threshold", "_decode"),
+            ("decode", "rank", "_decode_rank"),
+        ):
+            wanted = {"text": text, "phase": phase, "router": JUDGED, "pick": pick}
+            own = [row for row in rows if wanted.items() <= row.items()]
             gains = [row["gain_frac"]["value"] for row in own]
             found[f"mlp{part}_oracle_gain_frac_{text}"] = None if None in gains else min(gains)
             found[f"mlp{part}_kl_vs_random_{text}"] = own[-1]["vs_random"]["value"]
@@ -59,17 +91,13 @@ def claims(rows: Sequence[Row], smoothed: Mapping[str, Smoothed | None]) -> dict
     return found
 
 
-def as_values(interval: Interval) -> dict[str, float | None]:
-    """Value, low and high; None for what is not defined, since JSON has no NaN."""
-    return {name: _known(value) for name, value in interval._asdict().items()}
-
-
-def _row(text: str, key: Key, found: Found, bootstrap: Bootstrap, *, num_tokens: int) -> Row:
-    router, pick, share = key
+def _row(text: str, key: Key, found: Found, bootstrap: Bootstrap) -> Row:
+    phase, router, pick, share = key
     own = found[key]
-    kl_W = own.kl_WN.mean(1)
+    kl_W, buckets = own.kl_WN.mean(1), _buckets(phase, own.kl_WN.shape[1])
     row: Row = {
         "text": text,
+        "phase": phase.name.lower(),
         "router": router,
         "pick": pick,
         "share": share,
@@ -77,29 +105,28 @@ def _row(text: str, key: Key, found: Found, bootstrap: Bootstrap, *, num_tokens:
         "kl_mean_nats": as_values(bootstrap.interval(mean, kl_W)),
         "auroc": _known(float(own.auroc_W.mean())),
         "recall_frac": _known(float(own.recall_W.mean())),
-        "kl_by_position": {
-            name: float(own.kl_WN[:, mask].mean()) for name, mask in _buckets(num_tokens)
-        },
+        "kl_by_position": {name: float(own.kl_WN[:, mask].mean()) for name, mask in buckets},
     }
     if router == "all_low":
         return row
-    random, oracle = found["random", "exact", share], found["oracle", "exact", share]
+    random, oracle = (found[phase, name, "exact", share] for name in ("random", "oracle"))
 
     def gain(mask: Any) -> dict[str, float | None]:
         kls: list[Tensor] = [m.kl_WN[:, mask].mean(1) for m in (random, own, oracle)]
         return as_values(bootstrap.interval(gain_share, *kls))
 
-    judged = found[JUDGED, "rank" if pick == "rank" else "threshold", share]
+    judged = found[phase, JUDGED, "rank" if pick == "rank" else "threshold", share]
     return row | {
         "vs_random": as_values(bootstrap.interval(ratio, kl_W, random.kl_WN.mean(1))),
         "gain_frac": gain(slice(None)),
-        "gain_frac_by_position": {name: gain(mask) for name, mask in _buckets(num_tokens)},
+        "gain_frac_by_position": {name: gain(mask)["value"] for name, mask in buckets},
         "mlp_is": None if router == JUDGED else bootstrap.verdict(judged.kl_WN.mean(1), kl_W),
     }
 
 
-def _buckets(num_tokens: int) -> list[tuple[str, Any]]:
-    return list(position_buckets(np.arange(num_tokens)))
+def _buckets(phase: Phase, num_tokens: int) -> list[tuple[str, Any]]:
+    first = first_decided(phase)
+    return list(position_buckets(np.arange(first, first + num_tokens)))
 
 
 def _known(value: float) -> float | None:

@@ -1,10 +1,12 @@
 """Guards against tokens that cannot be seen, words that become tags, and pictures that break on a text."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tokenrouter.evaluation.explain import (
     ExplainedToken,
@@ -16,6 +18,8 @@ from tokenrouter.evaluation.explain import (
     watched,
 )
 from tokenrouter.evaluation.explain.picture import COLUMNS, lay_out
+from tokenrouter.evaluation.explain.tokens import _features
+from tokenrouter.features import FeatureExtractor, TextSignals, TokenTypeTable, sequence_batch
 from tokenrouter.routers import make_router
 
 
@@ -119,3 +123,12 @@ def test_a_watched_router_is_itself_again() -> None:
         assert "route" in vars(router)
         raise RuntimeError("broken")
     assert "route" not in vars(router)
+
+
+def test_a_feature_that_a_token_lacks_is_not_shown() -> None:
+    """A number that is none beside a prompt token, whose phase has no logits before it."""
+    batch, types = sequence_batch([1, 0], prompt_len=1), TokenTypeTable.from_texts([None, " a"])
+    signals = TextSignals(types, {"entropy": torch.tensor([math.nan, 0.5])})
+    extractor = FeatureExtractor(("position", "entropy"), types, signals, optional={"entropy"})
+    shown = dict(_features(extractor.extract(batch)))
+    assert shown == {0: {"position": 0.0}, 1: {"position": 1.0, "entropy": 0.5}}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from tokenrouter.evaluation.curves import Curve, Panel, Point, plot_curves
 from tokenrouter.evaluation.plots import plot_routes, plot_tradeoff
 from tokenrouter.evaluation.rows import SystemRow
 from tokenrouter.evaluation.shares import route_shares
@@ -102,6 +103,31 @@ def test_table_and_plot_say_the_shares_of_quality_and_of_throughput(
 def test_routes_plot_is_drawn_for_any_route_names(tmp_path: Path) -> None:
     shares = {"by position": {"0": {"a": 1, "b": 0}, "1-15": {"a": 3, "b": 12}}}
     assert _png_size(plot_routes(shares, ("a", "b"), tmp_path / "routes.png"))[0] > 800
+
+
+def test_curves_lie_where_their_points_are_and_look_alike_in_every_panel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bars around another point, a router in another colour in the next panel, an axis that hides how small KL is."""
+    kept: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: kept.append(figure))
+    one = Curve(name="rule", points=[Point(1, 4, 3, 6, 0.5, 2), Point(3, 2, 1, 3, 3, 3)])
+    two = Curve(name="mlp", points=[Point(2, 5, 4, 7, 2, 2)])
+    panels = [
+        Panel(title="a", x_label="x", curves=[one, two]),
+        Panel(title="b", x_label="y", curves=[two]),
+    ]
+    plot_curves(panels, tmp_path / "curves.png", y_label="KL", caption="all")
+    [figure] = kept
+    left, right = figure.axes
+    [rule, mlp], [again] = left.containers, right.containers
+    assert rule[0].get_xydata().tolist() == [[1, 4], [3, 2]]
+    across, along = (bars.get_segments() for bars in rule[2])
+    assert across[0].tolist() == [[0.5, 4], [2, 4]] and along[0].tolist() == [[1, 3], [1, 6]]
+    assert again[0].get_color() == mlp[0].get_color() != rule[0].get_color()
+    assert left.get_ylim()[0] == 0 == right.get_ylim()[0]
+    [legend] = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["rule", "mlp"]
 
 
 def _outputs() -> list[RequestOutput]:

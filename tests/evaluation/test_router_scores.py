@@ -11,6 +11,8 @@ from torch import Tensor
 
 from tokenrouter.evaluation.router_scores import (
     Bootstrap,
+    Interval,
+    as_values,
     auroc,
     difference,
     gain_share,
@@ -91,3 +93,8 @@ def test_one_window_and_windows_of_another_run_are_refused() -> None:
         Bootstrap(1)
     with pytest.raises(ValueError, match="over 3 windows, got 2 values"):
         Bootstrap(3).interval(difference, drawn(3), drawn(2))
+
+
+def test_what_is_not_defined_is_null() -> None:
+    """NaN in a JSON object, which most readers refuse as a whole."""
+    assert as_values(Interval(0.5, math.nan, math.inf)) == {"value": 0.5, "low": None, "high": None}

@@ -12,10 +12,13 @@ from tokenrouter.features import (
     FeatureContext,
     FeatureExtractor,
     Signals,
+    TextSignals,
     TokenTypeTable,
     check_features,
+    of_one_phase,
     registry,
     sequence_batch,
+    where_they_exist,
 )
 from tokenrouter.features.errors import NUM_ID_BUCKETS, id_buckets
 from tokenrouter.features.signals import LOGIT_SIGNALS, ROW_SIGNALS
@@ -165,6 +168,37 @@ def test_a_feature_is_not_computed_where_it_does_not_exist(decode_only: str) -> 
     assert extractor.extract(decode).feature(decode_only).tolist() == [0, 1]
     with pytest.raises(ValueError, match="decode_only does not exist for prefill tokens"):
         extractor.extract(batch)
+
+
+def test_an_optional_feature_is_nan_where_it_does_not_exist(decode_only: str) -> None:
+    """Guards a decode head beside one for prompts: zeros for a prompt's tokens, or values in another token's place."""
+    extractor = FeatureExtractor(("position", decode_only), TABLE, optional={decode_only})
+    batch = sequence_batch([3, 1, 3, 5, 1], prompt_len=3)
+    for index_T in (torch.arange(5), torch.tensor([4, 0, 3, 2]), torch.tensor([1, 2])):
+        found = extractor.extract(batch.select(index_T))
+        assert found.feature("position").tolist() == index_T.tolist()
+        expected_T = torch.tensor([math.nan] * 3 + [0.0, 1.0])[index_T]
+        assert_close(found.feature(decode_only), expected_T, equal_nan=True)
+    names = ("position", decode_only)
+    assert of_one_phase(names) == {decode_only}
+    assert where_they_exist(names, batch.phase_T).tolist() == [[True, i > 2] for i in range(5)]
+
+
+def test_signals_of_a_text_are_those_of_each_position() -> None:
+    """Guards labels of text: a number of another token, or one made up where none is known."""
+    known = TextSignals(TABLE, {"entropy": torch.tensor([math.nan, 1, 2, 3, 4])})
+    batch = sequence_batch(IDS, prompt_len=1, row=3, token_types=TABLE)
+    extractor = FeatureExtractor(("entropy",), TABLE, known)
+    newest_first = batch.select(torch.tensor([4, 1, 3]))
+    assert extractor.extract(newest_first).feature("entropy").tolist() == [4, 1, 3]
+    decode = batch.select(torch.arange(1, 5))
+    with pytest.raises(
+        ValueError, match=r"feature margin is not known of text .*known are: entropy"
+    ):
+        FeatureExtractor(("margin",), TABLE, known).extract(decode)
+    first = replace(batch, phase_T=torch.ones(5, dtype=torch.int64))
+    with pytest.raises(ValueError, match="entropy is not known for the token at position 0"):
+        extractor.extract(first)
 
 
 def test_signals_are_refused_outside_an_engine() -> None:

@@ -6,7 +6,12 @@ import pytest
 
 from tokenrouter import LLM
 from tokenrouter.features import FEATURES, registry
-from tokenrouter.routers import RandomRouter, RequestLevelRouter
+from tokenrouter.routers import (
+    CompositeRouter,
+    IntervalRouter,
+    RandomRouter,
+    RequestLevelRouter,
+)
 from tokenrouter.types import Phase
 
 
@@ -32,6 +37,19 @@ def test_a_feature_must_exist_in_every_phase_of_the_router() -> None:
     decodes = DecodeOnly()
     decodes.features = ("doubt", "position")
     decodes.check()
+
+
+def test_what_a_router_says_it_can_do_without_is_not_refused() -> None:
+    """A learned router whose decode head looks at more than its prefill head, and wrappers that do not know of it."""
+    router = RandomRouter()
+    router.features, router.optional = ("position", "doubt"), frozenset({"doubt"})
+    level = RequestLevelRouter(router, high_frac=0.5)
+    for around in (router, IntervalRouter(router), CompositeRouter(precision=router), level):
+        assert around.optional == {"doubt"}
+        around.check()
+    router.features = ("gone",)
+    with pytest.raises(ValueError, match="no feature gone"):
+        router.check()
 
 
 def test_a_request_level_router_needs_its_features_in_prefill() -> None:

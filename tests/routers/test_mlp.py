@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.routers.trained import drawn_artifact, see, trained_for
+from tests.routers.trained import TABLE, drawn_artifact, see, trained_for, with_entropy
+from tokenrouter.features import TextSignals
 from tokenrouter.routers import (
     Budget,
     CompositeRouter,
@@ -41,6 +42,32 @@ def test_the_score_is_the_networks(path: str) -> None:
         units = one_hot @ table
         expected = units[5 + phase] + units[:5].relu() @ head[phase]
         torch.testing.assert_close(router.score(inputs)[index], expected)
+
+
+def test_what_only_decode_tokens_have_has_rows_of_its_own(tmp_path: Path) -> None:
+    """Guards against prompt tokens that share a bin with the most or the least unsure decode tokens."""
+    artifact = with_entropy(drawn_artifact())
+    router = MLPRouter(path=str(write_artifact(artifact, tmp_path / "router")))
+    router.check()
+    plain = MLPRouter(path=str(write_artifact(drawn_artifact(), tmp_path / "plain")))
+    entropy_N = torch.linspace(0, 4, len(IDS))
+    inputs = see(router, IDS, prompt_len=200, signals=TextSignals(TABLE, {"entropy": entropy_N}))
+    assert inputs.feature("entropy")[:200].isnan().all()
+    assert torch.equal(inputs.feature("entropy")[200:], entropy_N[200:])
+    table_KC, head_PH = artifact.tensors["table"], artifact.tensors["head"]
+    first, own = drawn_artifact().bins.first_id_row, see(plain, IDS, prompt_len=200)
+    plain_table_KC = drawn_artifact().tensors["table"]
+    for index, bin_ in ((0, 2), (199, 2), (200, 1), (399, 1)):
+        row_2 = own.values_TF[index]
+        rows = [0 if row_2[0] < 1 else 1 if row_2[0] < 4 else 2, 3 + int(row_2[1])]
+        rows.append(11 + {4: 0, 9: 1, 28: 2}.get(IDS[index], 3))
+        units_C = plain_table_KC[rows].sum(0) + table_KC[first + bin_]
+        phase = int(inputs.phase_T[index])
+        expected = units_C[5 + phase] + units_C[:5].relu() @ head_PH[phase]
+        torch.testing.assert_close(router.score(inputs)[index], expected)
+    sure = see(router, IDS, 200, TextSignals(TABLE, {"entropy": torch.zeros(len(IDS))}))
+    differs_T = router.score(sure) != router.score(inputs)
+    assert not differs_T[:200].any() and differs_T[200:].all()
 
 
 def test_an_id_beyond_the_known_ones_is_an_unknown_one(path: str) -> None:

@@ -6,7 +6,7 @@ import lightgbm
 import numpy as np
 import torch
 
-from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
+from tokenrouter.features import FeatureExtractor, Signals, TokenTypeTable, sequence_batch
 from tokenrouter.routers import Router
 from tokenrouter.routers.artifact import Artifact, Kind, TrainedFor
 from tokenrouter.routers.lookup import NUM_PHASES, Bins
@@ -72,15 +72,34 @@ def with_id_numbers(artifact: Artifact, *, seed: int = 0) -> Artifact:
     )
 
 
+def with_entropy(artifact: Artifact, *, seed: int = 0) -> Artifact:
+    """``artifact`` that also looks at the entropy before a token, with drawn rows: two bins, and one without it."""
+    draw = torch.Generator().manual_seed(seed)
+    table_KC, at = artifact.tensors["table"], artifact.bins.first_id_row
+    rows_3C = torch.randn(3, table_KC.shape[1], generator=draw)
+    bins = replace(
+        artifact.bins,
+        names=(*artifact.bins.names, "entropy"),
+        edges=(*artifact.bins.edges, (2.0,)),
+    )
+    table_KC = torch.cat([table_KC[:at], rows_3C, table_KC[at:]])
+    return replace(artifact, bins=bins, tensors={**artifact.tensors, "table": table_KC})
+
+
 def trained_for(artifact: Artifact, **changes: str) -> Artifact:
     """``artifact``, for another model or executor."""
     return replace(artifact, trained_for=replace(artifact.trained_for, **changes))
 
 
-def see(router: Router, ids: list[int], prompt_len: int | None = None) -> RouteInput:
+def see(
+    router: Router,
+    ids: list[int],
+    prompt_len: int | None = None,
+    signals: Signals | None = None,
+) -> RouteInput:
     """What ``router`` sees of a sequence."""
     batch = sequence_batch(ids, prompt_len=prompt_len, token_types=TABLE)
-    return FeatureExtractor(router.features, TABLE).extract(batch)
+    return FeatureExtractor(router.features, TABLE, signals, router.optional).extract(batch)
 
 
 def _drawn_trees(seed: int) -> str:

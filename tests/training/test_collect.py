@@ -59,6 +59,16 @@ def test_rows_are_the_labels_and_features_of_their_tokens(
     assert features_NF[:, position].tolist() == list(range(64))
     assert torch.equal(features_NF[:, token_type], table.types_V[ids_N].float())
     [label_N1] = labels_of([ids_N.tolist()], model=model, spec=POOLS["int8"], maker=OwnKL())
+    decoder = DifferentiableDecoder(model, low_path(POOLS["int8"], model))
+    before_N = features_NF[:, about["features"].index("entropy")]
+    assert 0 < prompt_len < 64, "the window must have both phases"
+    assert before_N[:prompt_len].isnan().all()
+    behind_N = next_token_entropy(decoder, ids_N)
+    torch.testing.assert_close(before_N[prompt_len:], behind_N[prompt_len - 1 : -1])
+    logp_NV = decoder.logits(decoder.trace(ids_N).inputs[-1]).log_softmax(-1)
+    surprise_N = features_NF[prompt_len:, about["features"].index("surprise")]
+    expected_N = -logp_NV[:-1].gather(1, ids_N[1:, None])[prompt_len - 1 :, 0]
+    torch.testing.assert_close(surprise_N, expected_N, atol=1e-4, rtol=1e-4)
     difference_N1 = found["label"][:] - label_N1
     assert difference_N1.norm() < 0.1 * label_N1.norm()
 
@@ -192,14 +202,14 @@ def test_bad_input_leaves_no_data_set(tmp_path: Path, override: str, message: st
 
 
 def test_features_that_need_an_engine_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A column of zeros where an entropy should be."""
+    """A column of zeros where attention should be."""
     for name, spec in FEATURES.items():
-        if spec.depends_on & {"logits", "history", "load", "random"}:
+        if spec.depends_on & {"history", "load", "random"}:
             with pytest.raises(
                 ValueError, match=rf"{name} cannot be stored with text .*these can: "
             ):
                 stored_features([name])
-    assert "position" in stored_features(None)
+    assert {"position", "entropy"} <= set(stored_features(None))
     assert stored_features(["repeats", "position"]) == ("repeats", "position")
 
 

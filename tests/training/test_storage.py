@@ -10,7 +10,14 @@ import torch
 
 from tokenrouter.training.storage import LabelStore, WindowRows
 
-ABOUT: dict[str, Any] = {"label": "fisher", "features": ["position"], "seed": 0}
+ABOUT: dict[str, Any] = {"label": "fisher", "features": ["position", "entropy"], "seed": 0}
+
+
+def features(count: int = 6) -> torch.Tensor:
+    """The second one exists for decode tokens alone."""
+    features_NF = torch.arange(2.0 * count).view(count, 2)
+    features_NF[:4, 1] = torch.nan
+    return features_NF
 
 
 def rows(count: int = 6, split: str = "train") -> WindowRows:
@@ -26,7 +33,7 @@ def rows(count: int = 6, split: str = "train") -> WindowRows:
             "phase": (torch.arange(count) >= 4).long(),
             "prefix_hash": torch.arange(count) - (1 << 62),
         },
-        features_NF=torch.arange(2.0 * count).view(count, 2),
+        features_NF=features(count),
         label_NC=torch.arange(3.0 * count).view(count, 3),
     )
 
@@ -44,7 +51,7 @@ def test_what_is_written_is_read(store: LabelStore) -> None:
     store.write("valid-made_up-00000", rows(5, "valid"))
     found = store.load("train").with_format("torch")
     assert torch.equal(found["label"][:], rows().label_NC)
-    assert torch.equal(found["features"][:], rows().features_NF)
+    torch.testing.assert_close(found["features"][:], rows().features_NF, equal_nan=True)
     assert found["label"][:].dtype == found["features"][:].dtype == torch.float32
     for name, value_N in rows().columns.items():
         assert torch.equal(found[name][:].long(), value_N), name
@@ -70,7 +77,8 @@ def test_rows_that_the_window_does_not_tell_are_left_out(store: LabelStore) -> N
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        ({"features_NF": torch.full((6, 2), torch.nan)}, "a feature is not finite"),
+        ({"features_NF": features().masked_fill(features() == 2, torch.nan)}, "a feature is not"),
+        ({"features_NF": features().nan_to_num(0).masked_fill(features() == 9, torch.inf)}, "fini"),
         ({"label_NC": torch.full((6, 3), torch.inf)}, "unknown, negative or infinite"),
         ({"label_NC": torch.full((6, 3), torch.nan)}, "unknown, negative or infinite"),
         ({"label_NC": torch.full((6, 3), -1.0)}, "unknown, negative or infinite"),
@@ -97,7 +105,9 @@ def test_what_was_interrupted_is_made_again(store: LabelStore) -> None:
 def test_rows_of_another_kind_are_refused(store: LabelStore) -> None:
     """Labels of two executors, feature lists or models in one data set."""
     before = (store.path / "about.json").read_text()
-    with pytest.raises(ValueError, match=r"features=\['position'\], and this run has .*'repeats'"):
+    with pytest.raises(
+        ValueError, match=r"features=\['position', 'entropy'\], and this run .*'repeats'"
+    ):
         store.open({**ABOUT, "features": ["position", "repeats"]})
     with pytest.raises(ValueError, match=r"executor=None, and this run has executor='int8'"):
         store.open({**ABOUT, "executor": "int8"})

@@ -60,7 +60,7 @@ def build_engine(
     memory = build_memory(model, router, pool, options, routes)
     scheduler = _scheduler(memory, options)
     signals = Signals(options.max_num_seqs, token_types)
-    extractor = FeatureExtractor(router.features, token_types, signals)
+    extractor = FeatureExtractor(router.features, token_types, signals, router.optional)
     return LLMEngine(
         EngineParts(
             router=router,

@@ -46,7 +46,7 @@ def calibrate(
     if not router.needs_calibration:
         return
     sequences = default_sequences(tokenizer) if sequences is None else sequences
-    if serve is not None and needs_signals(router.features):
+    if serve is not None and router.level == "token" and needs_signals(router.features):
         router.calibrate(
             serve(sequences, [_prompt_len(ids, row) for row, ids in enumerate(sequences)])
         )
@@ -94,7 +94,7 @@ def _token_inputs(
     router: Router, token_types: TokenTypeTable, sequences: Sequence[Sequence[int]]
 ) -> list[RouteInput]:
     """Each sequence as a prompt and what follows it, in the phases that the router decides."""
-    extractor = FeatureExtractor(router.features, token_types)
+    extractor = FeatureExtractor(router.features, token_types, optional=router.optional)
     phases = torch.tensor(sorted(router.phases))
     inputs = []
     for row, ids in enumerate(sequences):
@@ -111,7 +111,7 @@ def _prompt_inputs(
     router: Router, token_types: TokenTypeTable, sequences: Sequence[Sequence[int]]
 ) -> list[RouteInput]:
     """Each sequence as the whole prompt of a request."""
-    extractor = FeatureExtractor(router.features, token_types)
+    extractor = FeatureExtractor(router.features, token_types, optional=router.optional)
     return [
         extractor.extract(sequence_batch(ids, row=row, token_types=token_types))
         for row, ids in enumerate(sequences)

@@ -60,6 +60,7 @@ def _probe(router: Router, seen: list[RouteInput]) -> Router:
         after_layer = router.after_layer
         phases = router.phases
         features = router.features
+        optional = router.optional
 
         @property
         def options(self) -> dict[str, object]:

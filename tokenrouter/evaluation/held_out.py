@@ -72,7 +72,7 @@ class HeldOutWindows:
             return router
         router = copy.deepcopy(router)
         target = _budgeted(router)
-        extractor = FeatureExtractor(target.features, token_types)
+        extractor = FeatureExtractor(target.features, token_types, optional=target.optional)
         inputs: list[RouteInput] = []
         for row, ids in enumerate(self.passages()):
             if Phase.PREFILL in phases:

@@ -29,7 +29,7 @@ def plot_tradeoff(rows: Sequence[SystemRow], path: Path, caption: str) -> Path:
 
     Above ``caption`` stands the chosen router's share of high tokens, for each coordinate its own.
     """
-    with _figure(7.6, 4.8) as (figure, panels):
+    with figure_of(7.6, 4.8) as (figure, panels):
         axes = panels[0]
         shown = [
             row for row in rows if row.kl_mean_nats is not None and row.output_tok_s is not None
@@ -59,7 +59,7 @@ def plot_routes(
         route_names: the order of the stack.
         path: the PNG to write.
     """
-    with _figure(10.5, 4.4, widths=[max(len(bars), 1) for bars in shares.values()]) as (
+    with figure_of(10.5, 4.4, widths=[max(len(bars), 1) for bars in shares.values()]) as (
         figure,
         panels,
     ):
@@ -129,10 +129,16 @@ def _draw_system(axes: Any, row: SystemRow) -> _Point:
 
 
 @contextmanager
-def _figure(
+def figure_of(
     width: float, height: float, widths: Sequence[int] = (1,)
 ) -> Iterator[tuple[Any, list[Any]]]:
-    """A figure in our style with one panel per entry of ``widths``; no global state, no display."""
+    """A figure in our style with one panel per entry of ``widths``; no global state, no display.
+
+    Args:
+        width: in inches.
+        height: in inches.
+        widths: of the panels, relative to each other.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 

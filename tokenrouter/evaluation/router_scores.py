@@ -6,6 +6,7 @@ replacement (Efron 1979, the bootstrap), all numbers of a window together, so th
 N tokens of a window, W windows, D draws of the bootstrap.
 """
 
+import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -24,6 +25,13 @@ class Interval(NamedTuple):
     value: float
     low: float
     high: float
+
+
+def as_values(interval: Interval) -> dict[str, float | None]:
+    """Value, low and high for JSON, which has no NaN: None where one is not defined."""
+    return {
+        name: value if math.isfinite(value) else None for name, value in interval._asdict().items()
+    }
 
 
 def top_share(score_N: Tensor, share: float) -> Tensor:

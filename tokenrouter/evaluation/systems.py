@@ -276,7 +276,7 @@ def prompt_shares(
     router: RequestLevelRouter, types: TokenTypeTable, prompts: Sequence[Sequence[int]]
 ) -> list[float]:
     """Per prompt the share of its tokens that the router's inner token router would send high."""
-    see = FeatureExtractor(router.features, types).extract
+    see = FeatureExtractor(router.features, types, optional=router.optional).extract
     return [router.prompt_shares(see(sequence_batch(i, token_types=types)))[0] for i in prompts]
 
 

@@ -1,13 +1,15 @@
 """From a step's tokens to what a router sees.
 
-Shape letters: T tokens in a step, F features.
+Shape letters: T tokens in a step, F features, P those of them for which a feature exists.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 
 import torch
+from torch import Tensor
 
-from tokenrouter.features.base import FeatureContext
+from tokenrouter.features.base import FeatureContext, FeatureSpec
 from tokenrouter.features.registry import feature_specs
 from tokenrouter.features.signals import Signals
 from tokenrouter.features.token_types import TokenTypeTable
@@ -21,6 +23,8 @@ class FeatureExtractor:
         names: the router's ``features``; may be empty.
         token_types: the vocabulary's types, on the device of the batches.
         signals: of the engine that runs the tokens; None: features that need them are refused.
+        optional: names of those that are NaN for tokens of a phase in which they do not exist; others are refused
+            there.
 
     Raises:
         ValueError: a name that does not exist (the message lists those that do), or one name twice.
@@ -31,12 +35,18 @@ class FeatureExtractor:
         names: Sequence[str],
         token_types: TokenTypeTable,
         signals: Signals | None = None,
+        optional: Collection[str] = (),
     ) -> None:
         self.names = tuple(names)
         self.specs = feature_specs(self.names)
         self.token_types = token_types
         self._context = FeatureContext(types=token_types, signals=signals)
-        self._absent = [(spec, p) for spec in self.specs for p in Phase if p not in spec.phases]
+        self._absent = [
+            (spec, phase)
+            for spec in self.specs
+            for phase in Phase
+            if phase not in spec.phases and spec.name not in optional
+        ]
 
     def extract(self, batch: TokenBatch) -> RouteInput:
         """The router's view of ``batch``; the columns of ``values_TF`` are contiguous in memory.
@@ -52,7 +62,7 @@ class FeatureExtractor:
                     "give only tokens of the phases that the router decides"
                 )
         if self.specs:
-            columns = [spec.compute(batch, self._context) for spec in self.specs]
+            columns = [self._column(spec, batch) for spec in self.specs]
             values_TF = torch.stack(columns).t()
         else:
             values_TF = torch.empty(len(batch), 0, device=batch.ids_T.device)
@@ -65,3 +75,16 @@ class FeatureExtractor:
             phase_T=batch.phase_T,
             prefix_hash_T=batch.prefix_hash_T,
         )
+
+    def _column(self, spec: FeatureSpec, batch: TokenBatch) -> Tensor:
+        """A feature of each token, NaN where it does not exist."""
+        if spec.phases == frozenset(Phase):
+            return spec.compute(batch, self._context)
+        exists_T = torch.isin(batch.phase_T, batch.phase_T.new_tensor(sorted(spec.phases)))
+        if bool(exists_T.all()):
+            return spec.compute(batch, self._context)
+        column_T = torch.full(exists_T.shape, math.nan, device=exists_T.device)
+        index_P = exists_T.nonzero().flatten()
+        if len(index_P):
+            column_T[index_P] = spec.compute(batch.select(index_P), self._context)
+        return column_T

@@ -1,7 +1,13 @@
-"""Every feature by name, and the checks that what is asked for exists."""
+"""Every feature by name, and the checks that what is asked for exists.
+
+Shape letters: T tokens, F features, P phases.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
+
+import torch
+from torch import Tensor
 
 from tokenrouter.features import dynamic, hidden, static
 from tokenrouter.features.base import DecisionPoint, FeatureSpec
@@ -34,6 +40,30 @@ def needs_signals(names: Sequence[str]) -> bool:
         ValueError: as ``feature_specs``.
     """
     return any(spec.needs_signals for spec in feature_specs(names))
+
+
+def of_one_phase(names: Sequence[str]) -> frozenset[str]:
+    """Those of ``names`` that do not exist in both phases.
+
+    Raises:
+        ValueError: as ``feature_specs``.
+    """
+    return frozenset(s.name for s in feature_specs(names) if s.phases < frozenset(Phase))
+
+
+def where_they_exist(names: Sequence[str], phase_T: Tensor) -> Tensor:
+    """Which of the features exist for tokens of these phases, bool ``[T, F]``.
+
+    Args:
+        names: the features.
+        phase_T: int64.
+
+    Raises:
+        ValueError: as ``feature_specs``.
+    """
+    specs = feature_specs(names)
+    exists_PF = torch.tensor([[phase in spec.phases for spec in specs] for phase in Phase])
+    return exists_PF[phase_T]
 
 
 def check_features(

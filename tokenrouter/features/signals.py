@@ -109,3 +109,28 @@ class Signals:
             ValueError: none was recorded.
         """
         return self._errors.mean(batch.ids_T, self._types)
+
+
+class TextSignals(Signals):
+    """Row signals of all tokens of one text, where one pass over it gave them: no engine runs it token by token.
+
+    Args:
+        types: of the vocabulary.
+        values: float32 [N] by signal of ``ROW_SIGNALS``, one number per position; NaN where it is not known.
+    """
+
+    def __init__(self, types: TokenTypeTable, values: Mapping[str, Tensor]) -> None:
+        super().__init__(1, types)
+        self._values = dict(values)
+
+    def row_value(self, name: str, batch: TokenBatch) -> Tensor:
+        """See Signals; the batch's tokens are of the text, whatever their rows."""
+        if name not in self._values:
+            raise ValueError(
+                f"feature {name} is not known of text that no engine runs; known are: {', '.join(self._values)}"
+            )
+        value_T = self._values[name][batch.positions_T]
+        if bool((unknown_T := value_T.isnan()).any()):
+            position = int(batch.positions_T[unknown_T][0])
+            raise ValueError(f"feature {name} is not known for the token at position {position}")
+        return value_T

@@ -63,6 +63,8 @@ class Router(ABC):
         phases: the phases whose tokens it decides. It is not asked about the others, which take
             route 0.
         features: the features it needs, the columns of ``RouteInput.values_TF`` in this order.
+        optional: those of its features that a token of one of its phases may lack, where they are NaN; a feature
+            that is not among them is refused where it does not exist.
         sees: what it reads besides them. One that declares less than all is remembered by less:
             see ``CachedRouter``.
         decides_every: an engine asks about positions of a request that are multiples of it; the
@@ -76,6 +78,7 @@ class Router(ABC):
     after_layer: int = 0
     phases: frozenset[Phase] = frozenset(Phase)
     features: tuple[str, ...] = ()
+    optional: frozenset[str] = frozenset()
     sees: frozenset[Seen] = frozenset(get_args(Seen))
     decides_every: int = 1
     look_ahead: int = 0
@@ -160,9 +163,8 @@ class Router(ABC):
                 f"decision points: {', '.join(DECISION_POINTS)}"
             )
         phases = frozenset({Phase.PREFILL}) if self.level == "request" else self.phases
-        check_features(
-            self.features, phases=phases, decision_point=self.decision_point, who=self.name
-        )
+        needed = [name for name in self.features if name not in self.optional]
+        check_features(needed, phases=phases, decision_point=self.decision_point, who=self.name)
 
     def use_for(self, *, model: str, model_hash: str, low: str | None) -> None:
         """Hears which model and low path it will route for, before it is calibrated; by default any will do.

@@ -72,6 +72,7 @@ class CompositeRouter(Router):
         self._class_of_route = self._retention_classes()
         self._names = tuple(dict.fromkeys(self._class_of_route))
         self.features = tuple(dict.fromkeys(f for part in self._parts for f in part.features))
+        self.optional = self.precision.optional | self.retention.optional
         self.phases = self.precision.phases | self.retention.phases
         self.sees = self.precision.sees | self.retention.sees
         self.look_ahead = max(part.look_ahead for part in self._parts)

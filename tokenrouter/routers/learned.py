@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from tokenrouter.features import of_one_phase
 from tokenrouter.files import replace_file
 from tokenrouter.routers.artifact import TRAIN, Artifact, Kind, read_artifact, shipped
 from tokenrouter.routers.base import Router
@@ -26,6 +27,9 @@ _REASONS = ("score over the threshold", "score under the threshold")
 
 class LearnedRouter(Router):
     """High where the learned score reaches the threshold of its phase.
+
+    Features of the logits before a token, which decode tokens alone have, count in decode; prompt tokens are scored
+    without them.
 
     Args:
         path: of a trained router; ``shipped``: the one that comes with the package for the low path in use.
@@ -144,6 +148,7 @@ class LearnedRouter(Router):
         self.artifact = artifact
         self._artifact_version = artifact.version
         self.features = artifact.bins.names
+        self.optional = of_one_phase(self.features)
         self.load(artifact)
         if self.thresholds_from == CALIBRATED:
             if self.budget.high_frac is None:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokenrouter.features import of_one_phase
 from tokenrouter.routers.id_numbers import PREVIOUS, IdRows, check_id_numbers, has_id_numbers
 from tokenrouter.types import Phase
 
@@ -26,7 +27,8 @@ class Bins:
 
     Attributes:
         names: of the features, in the order of the columns.
-        edges: per feature ascending values: a value belongs to the bin of as many edges as it exceeds.
+        edges: per feature ascending values: a value belongs to the bin of as many edges as it exceeds. A feature
+            that does not exist in both phases has one bin more, for tokens without it.
         ids: ascending token ids that have a row of their own; all others share one.
     """
 
@@ -35,9 +37,18 @@ class Bins:
     ids: tuple[int, ...]
 
     @property
+    def num_bins(self) -> list[int]:
+        """How many bins each feature has."""
+        lacked = of_one_phase(self.names)
+        return [
+            len(edges) + 1 + (name in lacked)
+            for name, edges in zip(self.names, self.edges, strict=True)
+        ]
+
+    @property
     def num_rows(self) -> int:
         """K: the bins of all features, then one row per known id, then one for the others."""
-        return sum(len(edges) + 1 for edges in self.edges) + len(self.ids) + 1
+        return sum(self.num_bins) + len(self.ids) + 1
 
     @property
     def first_id_row(self) -> int:
@@ -46,7 +57,7 @@ class Bins:
 
     def row_names(self) -> list[str]:
         """Per row the feature that it belongs to; ``id`` for those of ids."""
-        per_bin = [[name] * (len(e) + 1) for name, e in zip(self.names, self.edges, strict=True)]
+        per_bin = [[name] * count for name, count in zip(self.names, self.num_bins, strict=True)]
         return [name for part in per_bin for name in part] + ["id"] * (len(self.ids) + 1)
 
 
@@ -59,11 +70,13 @@ class RowFinder:
 
     def __init__(self, bins: Bins) -> None:
         self.num_rows = bins.num_rows
-        counts = [len(edges) for edges in bins.edges]
+        counts = bins.num_bins
+        self._last_F1 = torch.tensor(counts, dtype=torch.int64)[:, None] - 1
+        # NaN comes behind the last infinite edge, which is at or beyond the bin of tokens without the feature
         self._edges_FE = torch.full((len(counts), max(counts, default=0)), float("inf"))
         for feature, edges in enumerate(bins.edges):
             self._edges_FE[feature, : len(edges)] = torch.tensor(edges)
-        starts = torch.tensor([0, *(count + 1 for count in counts)]).cumsum(0)
+        starts = torch.tensor([0, *counts]).cumsum(0)
         self._start_F1 = starts[:-1, None]
         largest = bins.ids[-1] if bins.ids else -1
         self._row_I = torch.full((largest + 2,), bins.num_rows - 1)
@@ -73,11 +86,11 @@ class RowFinder:
         """Rows of each token, int64 ``[T, F + 1]``: one per feature, one of its id.
 
         Args:
-            values_TF: float32, the features in the order of the bins' names.
+            values_TF: float32, the features in the order of the bins' names; NaN where one does not exist.
             ids_T: int64.
         """
         row_FT = torch.searchsorted(self._edges_FE, values_TF.t().contiguous())
-        row_FT += self._start_F1
+        row_FT = row_FT.clamp_(max=self._last_F1) + self._start_F1
         id_T = self._row_I[ids_T.clamp(max=len(self._row_I) - 1)]
         return torch.cat([row_FT, id_T[None]]).t().contiguous()
 

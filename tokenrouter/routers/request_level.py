@@ -46,7 +46,7 @@ class RequestLevelRouter(Router):
         self.inner = copy.deepcopy(inner) if inner.needs_calibration else inner
         self.high_frac = None if high_frac is None else check_frac("high_frac", high_frac)
         self.threshold: float | None = None
-        self.features = self.inner.features
+        self.features, self.optional = self.inner.features, self.inner.optional
 
     @property
     def options(self) -> dict[str, object]:

@@ -31,7 +31,7 @@ class WrapperRouter(Router):
     def __init__(self, inner: Router | None = None) -> None:
         self.inner = RuleRouter() if inner is None else inner
         check_part(self.inner, who=self.name)
-        self.features = self.inner.features
+        self.features, self.optional = self.inner.features, self.inner.optional
         self.phases = self.inner.phases
         self.sees = self.inner.sees
         self.after_layer = self.inner.after_layer

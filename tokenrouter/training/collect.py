@@ -12,20 +12,24 @@ from typing import Any
 from tokenrouter.features import (
     FEATURES,
     FeatureExtractor,
+    TextSignals,
     TokenTypeTable,
     feature_specs,
+    needs_signals,
+    of_one_phase,
     sequence_batch,
 )
+from tokenrouter.training.entropies import previous_logits
 from tokenrouter.training.gradients import DifferentiableDecoder
 from tokenrouter.training.labels import LabelMaker
 from tokenrouter.training.low_path import LowPath
 from tokenrouter.training.storage import LabelStore, WindowRows
 from tokenrouter.training.windows import Window
-from tokenrouter.types import Phase
 from tokenrouter.workloads import TextSource
 
-STORABLE = frozenset({"tokens", "prompt_length", "prompt", "phase"})
-"""What a stored feature may depend on: a window of text has no engine, so no logits, history or load."""
+STORABLE = frozenset({"tokens", "prompt_length", "prompt", "phase", "logits"})
+"""What a stored feature may depend on: a window of text has no engine, so no history or load. Logits are those of the
+high path."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,9 +84,7 @@ def stored_features(names: Sequence[str] | None) -> tuple[str, ...]:
     choices = [
         name
         for name, spec in FEATURES.items()
-        if spec.depends_on <= STORABLE
-        and spec.phases == frozenset(Phase)
-        and "pre_forward" in spec.decision_points
+        if spec.depends_on <= STORABLE and "pre_forward" in spec.decision_points
     ]
     if names is None:
         return tuple(choices)
@@ -158,12 +160,11 @@ def collect(
     Raises:
         ValueError: a window that the maker refuses, or a feature or label that is not finite.
     """
-    extractor = FeatureExtractor(features, token_types)
     finished = store.finished()
     for window in windows:
         was_there = window.name in finished
         if not was_there:
-            store.write(window.name, make_rows(window, maker, decoder, extractor))
+            store.write(window.name, make_rows(window, maker, decoder, features, token_types))
         on_done(window, was_there)
 
 
@@ -171,13 +172,18 @@ def make_rows(
     window: Window,
     maker: LabelMaker,
     decoder: DifferentiableDecoder,
-    extractor: FeatureExtractor,
+    features: Sequence[str],
+    token_types: TokenTypeTable,
 ) -> WindowRows:
-    """Labels and features of one window."""
+    """Labels and features of one window; features of a phase are NaN for tokens of the other."""
+    signals = None
+    if needs_signals(features):
+        signals = TextSignals(token_types, previous_logits(decoder, window.ids_N))
+    extractor = FeatureExtractor(features, token_types, signals, of_one_phase(features))
     batch = sequence_batch(
         window.ids_N.tolist(),
         prompt_len=window.prompt_len,
-        token_types=extractor.token_types,
+        token_types=token_types,
     )
     return WindowRows(
         text=window.text,

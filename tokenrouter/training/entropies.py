@@ -1,11 +1,13 @@
-"""How unsure the model is behind each token of text: forward passes only, window by window.
+"""How unsure the model is before and behind each token of text: forward passes only, window by window.
 
-What the low path costs is largely what the model is unsure of behind the token, which is known only after its forward.
-Statistics over text say what to expect behind an id.
+Before a token is what a router may know when it decides in decode. What the low path costs is largely what the model
+is unsure of behind the token, which is known only after its forward. Statistics over text say what to expect behind an
+id.
 
 N tokens of a window, R rows, V vocabulary.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from tokenrouter.features.signals import LOGIT_SIGNALS
+from tokenrouter.features.uncertainty import uncertainty
 from tokenrouter.files import replace_file
 from tokenrouter.training.gradients import HEAD_ROWS, DifferentiableDecoder
 from tokenrouter.training.windows import Window
@@ -49,6 +53,33 @@ def next_token_entropy(decoder: DifferentiableDecoder, ids_N: Tensor) -> Tensor:
         log_p_RV = decoder.logits(rows_RE).log_softmax(-1)
         parts.append(-(log_p_RV.exp() * log_p_RV).sum(1))
     return torch.cat(parts)
+
+
+@torch.no_grad()
+def previous_logits(decoder: DifferentiableDecoder, ids_N: Tensor) -> dict[str, Tensor]:
+    """What the logits before each token say, by teacher forcing on the high path, in one pass.
+
+    In an engine they are those of the path that the tokens before it took.
+
+    Args:
+        decoder: of the model.
+        ids_N: int64.
+
+    Returns:
+        Float32 ``[N]`` by signal of ``LOGIT_SIGNALS``; NaN for the first token, before which there are none.
+
+    Raises:
+        ValueError: as ``DifferentiableDecoder.trace``.
+    """
+    hidden_NE = decoder.trace(ids_N).inputs[-1]
+    parts = [
+        uncertainty(decoder.logits(rows_RE), next_R, LOGIT_SIGNALS)
+        for rows_RE, next_R in zip(
+            hidden_NE[:-1].split(HEAD_ROWS), ids_N[1:].split(HEAD_ROWS), strict=True
+        )
+    ]
+    first = torch.full((1,), math.nan)
+    return {name: torch.cat([first, *(part[name] for part in parts)]) for name in LOGIT_SIGNALS}
 
 
 def collect_entropies(

@@ -6,8 +6,9 @@ N tokens of a window, B routings of it, D gradients, L layers, P the four linear
 H query heads, G key heads, K head size, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from tokenrouter.training.layers import LINEARS, HighLayers, LowLayer, gated
 from tokenrouter.training.low_path import LowPath
 
 HEAD_ROWS = 128  # rows of logits at a time
+Linear = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,16 +219,25 @@ class DifferentiableDecoder:
             )
 
     def _mixed(self, layer: int, hidden_BNE: Tensor, is_low_BN1: Tensor) -> Tensor:
-        """A layer whose tokens run on the path that they are given."""
+        """A layer whose tokens run on the path that they are given; the dear one runs for its own tokens only."""
         high, low = self._high, self._low[layer]
         if not is_low_BN1.any():
             return high.run(layer, hidden_BNE).hidden_NE
-        qkv_BNO = torch.where(is_low_BN1, low.qkv(hidden_BNE), high.qkv(layer, hidden_BNE))
+        is_high_BN = ~is_low_BN1[..., 0]
+
+        def on_paths(x: Tensor, on_low: Linear, on_high: Linear) -> Tensor:
+            result = on_low(x)
+            if is_high_BN.any():
+                result[is_high_BN] = on_high(x[is_high_BN])
+            return result
+
+        def high_mlp(middle_RE: Tensor) -> Tensor:
+            return high.down(layer, gated(high.gate_up(layer, middle_RE)))
+
+        qkv_BNO = on_paths(hidden_BNE, low.qkv, partial(high.qkv, layer))
         heads_BNA = high.attend(layer, qkv_BNO)
-        out_BNE = torch.where(is_low_BN1, low.out(heads_BNA), high.out(layer, heads_BNA))
-        middle_BNE = hidden_BNE + out_BNE
-        high_BNE = high.down(layer, gated(high.gate_up(layer, middle_BNE)))
-        return middle_BNE + torch.where(is_low_BN1, low.mlp(middle_BNE), high_BNE)
+        middle_BNE = hidden_BNE + on_paths(heads_BNA, low.out, partial(high.out, layer))
+        return middle_BNE + on_paths(middle_BNE, low.mlp, high_mlp)
 
     def _through_final_norm(self, hidden_NE: Tensor, gradients_DNE: Tensor) -> Tensor:
         hidden_NE = hidden_NE.detach().requires_grad_()

@@ -3,6 +3,7 @@
 N tokens, F features, L label columns, R = F + 1 rows of the table per token.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from tokenrouter.features import FEATURES
+from tokenrouter.features import FEATURES, where_they_exist
 from tokenrouter.routers.id_numbers import PREVIOUS
 from tokenrouter.routers.lookup import Bins, RowFinder
 from tokenrouter.training.id_inputs import IdInputs
@@ -36,7 +37,7 @@ class Examples:
     """Labelled tokens.
 
     Attributes:
-        values_NF: float32 features.
+        values_NF: float32 features; NaN where one does not exist in the token's phase.
         ids_N: int64.
         phase_N: int64.
         label_N: float32, 0 or more.
@@ -170,9 +171,17 @@ def _examples(
     """One split, checked."""
     rows = store.load(split).select_columns(list(COLUMNS)).with_format("numpy")[:]
     values_NF = torch.from_numpy(rows["features"])[:, features].float()
+    phase_N = torch.from_numpy(rows["phase"]).long()
+    exists_NF = where_they_exist(names, phase_N)
     label_N = torch.from_numpy(rows["label"])[:, columns].float().sum(1)
     for index, name in enumerate(names):
-        if bad := int((~values_NF[:, index].isfinite()).sum()):
+        known_N = values_NF[exists_NF[:, index], index]
+        if not len(known_N):
+            raise ValueError(
+                f"{store.path}: feature {name} exists for none of the {len(values_NF)} {split} tokens: all are "
+                "of the other phase: leave it out with trainer.features, or collect more windows"
+            )
+        if bad := int((~known_N.isfinite()).sum()):
             raise ValueError(
                 f"{store.path}: feature {name} is not finite for {bad} of {len(values_NF)} {split} tokens: leave "
                 "it out "
@@ -189,9 +198,9 @@ def _examples(
             "more tokens, or choose an executor whose low path changes results"
         )
     return Examples(
-        values_NF=values_NF,
+        values_NF=values_NF.masked_fill(~exists_NF, math.nan),
         ids_N=torch.from_numpy(rows["token_id"]).long(),
-        phase_N=torch.from_numpy(rows["phase"]).long(),
+        phase_N=phase_N,
         label_N=label_N,
         texts=[str(text) for text in rows["text"]],
     )
@@ -207,6 +216,7 @@ def _edges(name: str, value_N: Tensor) -> tuple[float, ...]:
     spec = FEATURES[name]
     if name == PREVIOUS:
         return ()
+    value_N = value_N[~value_N.isnan()]
     is_whole = bool((value_N == value_N.round()).all())
     if is_whole and spec.high - spec.low <= MAX_CLASSES:
         return tuple(spec.low + i + 0.5 for i in range(int(spec.high - spec.low)))

@@ -15,6 +15,7 @@ from typing import Any
 import datasets
 from torch import Tensor
 
+from tokenrouter.features import where_they_exist
 from tokenrouter.files import replace_file
 
 FORMAT_VERSION = 1
@@ -31,7 +32,7 @@ class WindowRows:
         window: number of the window in its source and split.
         prompt_len: tokens of its prompt.
         columns: per token, int64 ``[N]``: document, position, token_id, phase, prefix_hash.
-        features_NF: float32.
+        features_NF: float32; anything where a feature does not exist in the token's phase.
         label_NC: float32; NaN where the window does not tell.
     """
 
@@ -108,7 +109,8 @@ class LabelStore:
             ValueError: a feature that is not finite, an infinite or negative label, or no label at all.
         """
         kept_N = ~rows.label_NC.isnan().all(1)
-        if not rows.features_NF.isfinite().all():
+        exists_NF = where_they_exist(self.about["features"], rows.columns["phase"])
+        if not (rows.features_NF.isfinite() | ~exists_NF).all():
             raise ValueError(f"window {name}: a feature is not finite; nothing is stored of it")
         if not kept_N.any() or (rows.label_NC < 0).any() or rows.label_NC.isinf().any():
             raise ValueError(

@@ -229,10 +229,11 @@ def _decisions(llm: LLM) -> dict[int, _Decision]:
 
 
 def _features(inputs: RouteInput) -> Iterator[tuple[int, dict[str, float]]]:
-    """Position and features of each token of a call."""
+    """Position and features of each token of a call, without those that do not exist for it."""
     rows = zip(inputs.positions_T.tolist(), inputs.values_TF.tolist(), strict=True)
     for position, values in rows:
-        yield position, dict(zip(inputs.names, values, strict=True))
+        known = zip(inputs.names, values, strict=True)
+        yield position, {name: value for name, value in known if not math.isnan(value)}
 
 
 def _executor(llm: LLM, path: str) -> str:
