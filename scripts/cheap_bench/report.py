@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
+from scripts.prefix_bench.setup import SHARED
 from scripts.router_bench.summary import as_values
 from tokenrouter.evaluation.router_scores import Bootstrap, mean, ratio
-from tokenrouter.telemetry import Spread, spread
 
 from .cost import Numbers
 from .quality import Quality
@@ -18,6 +19,7 @@ Qualities = Mapping[str, Mapping[str, Quality]]
 """By text and way of asking."""
 Costs = Mapping[str, Mapping[str, Sequence[Numbers]]]
 """By phase and way of asking, a turn each."""
+Row = dict[str, Any]
 ALL = "all texts"
 QUALITY_TITLE = (
     f"{'asked':<14} {'high':>6} {'KL, thousandths of a nat':>26} {'vs each token':>20} {'hits':>7}"
@@ -28,9 +30,9 @@ COST_TITLE = (
 )
 
 
-def quality_rows(found: Qualities) -> list[dict[str, Any]]:
+def quality_rows(found: Qualities) -> list[Row]:
     """Per text, and over the windows of all, a row per way of asking."""
-    rows = []
+    rows: list[Row] = []
     names = list(next(iter(found.values())))
     pooled = {name: _pooled([found[text][name] for text in found]) for name in names}
     for text, of in {**found, ALL: pooled}.items():
@@ -51,30 +53,34 @@ def quality_rows(found: Qualities) -> list[dict[str, Any]]:
     return rows
 
 
-def cost_rows(found: Costs) -> list[dict[str, Any]]:
-    """Per phase and way of asking the medians, and microseconds beside those of each token, turn by turn."""
-    rows = []
+def cost_rows(found: Costs) -> list[Row]:
+    """Per phase and way of asking the medians, and microseconds beside those of each token, turn by turn.
+
+    Ranges are from the 10th to the 90th percentile of the turns.
+    """
+    rows: list[Row] = []
     for phase, of in found.items():
+        each = [turn["us_per_token"] for turn in of[EACH]]
         for name, turns in of.items():
             medians = {key: median(turn[key] for turn in turns) for key in turns[0]}
-            ratios = _ratios(turns, of[EACH])
-            range_us = [pick(turn["us_per_token"] for turn in turns) for pick in (min, max)]
+            us = [turn["us_per_token"] for turn in turns]
+            ratios = [own / other for own, other in zip(us, each, strict=True)]
             rows.append(
                 {
                     "phase": phase,
                     "way": name,
                     **medians,
-                    "us_range": range_us,
-                    "us_vs_each_token": ratios.median,
-                    "us_vs_each_token_range": [ratios.min, ratios.max],
+                    "us_range": _range(us),
+                    "us_vs_each_token": median(ratios),
+                    "us_vs_each_token_range": _range(ratios),
                 }
             )
     return rows
 
 
 def claims(
-    qualities: Sequence[Mapping[str, Any]],
-    costs: Sequence[Mapping[str, Any]],
+    qualities: Sequence[Row],
+    costs: Sequence[Row],
     shared: Mapping[str, Mapping[str, Numbers]],
 ) -> dict[str, Any]:
     """The JSON object's first keys: KL over all texts and microseconds beside asking about each token; hit rates."""
@@ -86,13 +92,13 @@ def claims(
         if row["way"] != EACH:
             part = "" if row["phase"] == "decode" else f"{row['phase']}_"
             found[_key(row["way"], f"{part}us_vs_each_token")] = row["us_vs_each_token"]
-    for system, suffix in (("plain", ""), ("shared", "_and_prefix_sharing")):
-        hits = shared[system]["cached"]["cache_hit_frac"]
-        found[f"cache_hit_frac_shared_prompt{suffix}"] = hits
+    for system, of in shared.items():
+        suffix = "_and_prefix_sharing" if system == SHARED else ""
+        found[f"cache_hit_frac_shared_prompt{suffix}"] = of["cached"]["cache_hit_frac"]
     return found
 
 
-def quality_table(rows: Sequence[Mapping[str, Any]]) -> str:
+def quality_table(rows: Sequence[Row]) -> str:
     """A line per row, below a title per text."""
     lines, text = [], None
     for row in rows:
@@ -107,7 +113,7 @@ def quality_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def cost_table(rows: Sequence[Mapping[str, Any]]) -> str:
+def cost_table(rows: Sequence[Row]) -> str:
     """A line per row, below a title per phase."""
     lines, phase = [], None
     for row in rows:
@@ -146,9 +152,9 @@ def _pooled(parts: Sequence[Quality]) -> Quality:
     )
 
 
-def _ratios(turns: Sequence[Numbers], others: Sequence[Numbers]) -> Spread:
-    pairs = zip(turns, others, strict=True)
-    return spread([own["us_per_token"] / other["us_per_token"] for own, other in pairs])
+def _range(values: Sequence[float]) -> list[float]:
+    low, high = np.percentile(values, (10, 90)).tolist()
+    return [low, high]
 
 
 def _key(way: str, what: str) -> str:

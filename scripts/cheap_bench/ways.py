@@ -22,20 +22,20 @@ class Sizes:
     Attributes:
         quality: of the windows.
         shared: of the requests that begin alike.
-        turns: that count, of everything that is timed.
+        turns: that count, of prefill.
+        decode_turns: the same of decode, one step each.
         decode_requests: that decode together.
         context: tokens of their prompts, up to 7 more.
-        decode_steps: of a turn.
         prompt_tokens: of the prompt whose prefill is timed.
         small_chunk: tokens of a step where it runs in small chunks.
     """
 
     quality: RouterSizes = field(default_factory=lambda: RouterSizes(windows=4))
     shared: RequestSizes = field(default_factory=RequestSizes)
-    turns: int = 5
+    turns: int = 9
+    decode_turns: int = 96
     decode_requests: int = 32
     context: int = 256
-    decode_steps: int = 24
     prompt_tokens: int = 1024
     small_chunk: int = 16
 
@@ -44,9 +44,9 @@ QUICK = Sizes(
     quality=ROUTER_QUICK,
     shared=FEW_REQUESTS,
     turns=1,
+    decode_turns=8,
     decode_requests=8,
     context=8,
-    decode_steps=2,
     prompt_tokens=64,
 )
 
