@@ -94,8 +94,7 @@ class Quality:
         decode: the last tokens of some windows, forced decode; None where it was left out.
         high_frac: share of the work (tokens times layers) on the executor "high" in forced prefill.
         decode_high_frac: the same in forced decode; None where it was left out.
-        routes: by route name the shares of the scored tokens that it executed, ``prefill_token_frac`` and, where forced
-            decode ran, ``decode_token_frac``.
+        routes: by route name its shares of the scored tokens: ``prefill_token_frac``, and ``decode_token_frac`` if any.
         scorings: what was counted meanwhile, by phase and engine.
     """
 
@@ -179,7 +178,8 @@ def request_level_quality(
     phase among the windows that it has.
 
     Args:
-        high, low: scores of all_high and of all_low.
+        high: scores of all_high.
+        low: scores of all_low.
         shares: per window its share of tokens in need of the high path; the largest go first.
         high_frac: share of tokens that run high, 0 to 1.
     """
