@@ -64,6 +64,17 @@ def test_every_config_composes_and_resolves(
     assert group in ("experiment", "debug", "hydra") or parts[group] is not None
 
 
+def test_every_line_fits_the_width_of_a_page() -> None:
+    """A comment that stands beyond the edge, where nobody reads it."""
+    wide = [
+        f"{path.relative_to(CONF)}:{number}"
+        for path in sorted(CONF.rglob("*.yaml"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > 120
+    ]
+    assert not wide
+
+
 @pytest.mark.parametrize("name", _choices("task"))
 def test_every_task_is_a_function(name: str) -> None:
     assert callable(instantiate(_compose(f"task={name}").task))

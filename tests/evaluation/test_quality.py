@@ -11,7 +11,7 @@ from tokenrouter.evaluation.quality import (
     measure_quality,
     request_level_quality,
 )
-from tokenrouter.evaluation.systems import prompt_shares
+from tokenrouter.evaluation.request_level import prompt_shares
 from tokenrouter.executors import ExecutorPool
 from tokenrouter.models import LoadedModel
 from tokenrouter.models.tiny import tiny_hf

@@ -1,5 +1,6 @@
 """Guards against unequal baselines: other pools, other budgets, a doubled or a missing system."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,8 @@ from tokenrouter.models import LoadedModel
 from tokenrouter.routers import (
     AllHighRouter,
     Budget,
+    CompositeRouter,
+    IntervalRouter,
     LayerwiseRouter,
     RandomRouter,
     RequestLevelRouter,
@@ -107,6 +110,21 @@ def test_request_level_around_a_budget_calibrates_the_inner_router_first(
     systems = _builder(model, int8_pool).build(router, serve=serve)
     assert not router.inner.needs_calibration and not router.needs_calibration
     assert systems.request_router is router
+
+
+@pytest.mark.parametrize("wrap", [lambda router: router, IntervalRouter], ids=["bare", "wrapped"])
+def test_request_level_beside_a_composite_router_goes_by_its_precision(
+    model: LoadedModel, int8_pool: ExecutorPool, wrap: Callable[[Router], Router]
+) -> None:
+    """Its routes are pairs, and the rules ranked the requests in place of the router that the run is about."""
+    precision = RandomRouter(high_frac=0.3)
+    systems = _builder(model, int8_pool).build(
+        wrap(CompositeRouter(precision=precision, retention=RuleRouter()))
+    )
+    router, stats = systems.request_router, systems.chosen_llm.engine.stats
+    assert router is not None and router.inner is precision
+    high = stats.token_frac("high+protect") + stats.token_frac("high+normal")
+    assert router.high_frac == pytest.approx(high) and 0.0 < high < 1.0
 
 
 class DecodeOnly(RandomRouter):

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.routers.wrapping import Asked, ids, same, see
+from tests.routers.wrapping import TABLE, Asked, ids, same, see
+from tokenrouter.features import FeatureExtractor, sequence_batch
 from tokenrouter.features.base import Dependency
 from tokenrouter.routers import (
     Budget,
@@ -67,6 +68,16 @@ def test_what_the_inner_router_sees_is_in_the_key() -> None:
     router.route(see(router, ids(500)))
     [inputs] = router.inner.inputs
     assert len(inputs.ids_T.unique()) == len(set(ids(500)))
+
+
+def test_an_id_is_no_quantity_to_round() -> None:
+    """Guards against the token before being taken for another one, whose id is a step's edge."""
+
+    extractor = FeatureExtractor(("previous_id", "position"), TABLE)
+    inputs = extractor.extract(sequence_batch(ids(500)))
+    pattern = rounded(inputs, frozenset(), Rounding(16, 2))
+    assert torch.equal(pattern.values_TF[:, 0], inputs.values_TF[:, 0])
+    assert len(pattern.values_TF[:, 1].unique()) < 40
 
 
 def test_a_budget_holds_on_patterns() -> None:

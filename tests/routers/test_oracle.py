@@ -71,11 +71,6 @@ def test_the_version_follows_the_labels(path: Path, tmp_path: Path) -> None:
         (TEXTS, LABELS[:1], "2 sequences and 1 tensors"),
         ([[1, 2]], [torch.ones(3)], "sequence 0 has 2 tokens and 3 labels"),
         ([[1]], [torch.tensor([float("nan")])], "sequence 0 has labels that are not finite"),
-        (
-            [[1, 2], [1, 3]],
-            [torch.ones(2), torch.zeros(2)],
-            "begin alike and have different labels",
-        ),
     ],
 )
 def test_labels_that_cannot_be_are_not_written(
@@ -85,6 +80,16 @@ def test_labels_that_cannot_be_are_not_written(
     with pytest.raises(ValueError, match=message):
         save_labels(tmp_path / "labels.safetensors", token_ids, scores, label="fisher")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_prefix_of_several_sequences_has_the_mean_of_its_labels(tmp_path: Path) -> None:
+    """Guards against windows of text that cannot be labelled since two of them begin with the same word."""
+    path = tmp_path / "labels.safetensors"
+    texts = [[1, 2], [1, 3], [1, 2, 4]]
+    save_labels(path, texts, [torch.ones(2), torch.zeros(2), torch.tensor([2.0, 4, 5])], label="a")
+    router = OracleRouter(str(path))
+    assert router.route(see(router, texts[2])).score_T.tolist() == [1.0, 2.5, 5.0]
+    assert router.route(see(router, texts[1])).score_T.tolist() == [1.0, 0.0]
 
 
 def test_files_that_hold_no_labels_are_refused(tmp_path: Path, path: Path) -> None:

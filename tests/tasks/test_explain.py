@@ -11,7 +11,7 @@ import pytest
 from hydra.errors import InstantiationException
 
 from tests.tasks.browser import Page, browser_page, chromium
-from tests.tasks.jobs import run_in
+from tests.tasks.jobs import ROOT, run_in
 from tokenrouter.evaluation.explain import ExplainedToken, Explanation, html_page
 from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
 from tokenrouter.models import tiny_random
@@ -101,6 +101,13 @@ def test_the_page_says_what_the_decision_log_says(hostile_run: Path) -> None:
         assert f"score {row['score']:.4g} (" in tip
     summary = json.loads((hostile_run / "explained.json").read_text())
     assert sum(summary["routes"].values()) == len(rows)
+
+
+def test_the_glossary_lists_what_is_written(hostile_run: Path) -> None:
+    """A file that nobody knows of, or one that is looked for in vain."""
+    glossary = (ROOT / "docs" / "metrics.md").read_text().partition("`task=explain` writes")[2]
+    listed = set(re.findall(r"`(\w+\.\w+)`", glossary.partition("\n\n`status.json`")[0]))
+    assert {path.name for path in hostile_run.iterdir() if path.is_file()} == listed
 
 
 def test_the_text_reads_as_it_was_given(hostile_run: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -27,24 +28,28 @@ def _notes(path: Path) -> list[str]:
 
 
 def test_quality_and_throughput_each_say_it(tmp_path: Path) -> None:
-    """Only the requests were looked at: the KL stood beside a policy that never acted in the text."""
+    """Only the requests and forced prefill were looked at: the KL stood beside a policy that never acted there."""
     assert _notes(run_in(tmp_path / "none", *NEVER)) == [
         f"Retention sink_window, {place}, {IDLE}. Lower kvcache.retention.interval, or serve longer requests."
-        for place in ("in the requests", "in the windows of text")
+        for place in ("in the requests", "in the windows of text", "in forced decode of them")
     ]
-    first, saved, second = _notes(run_in(tmp_path / "some", *EVICTS))
+    first, saved, second, third = _notes(run_in(tmp_path / "some", *EVICTS))
     assert first.startswith("Retention sink_window, in the requests, evicted ")
     assert saved.startswith("No memory went back to the system")
     assert second.startswith("Retention sink_window, in the windows of text, evicted ")
     assert "entries a window; the KV peak is" in second
+    assert re.search(r"in forced decode of them, evicted \d+ entries a batch of windows;", third)
 
 
 @pytest.mark.parametrize("task", ["evaluate", "benchmark"])
 def test_a_task_that_measures_one_of_them_says_it_of_that(tmp_path: Path, task: str) -> None:
     """``task=evaluate`` said nothing."""
-    place = "windows of text" if task == "evaluate" else "requests"
-    [note] = _notes(run_in(tmp_path, *NEVER, f"task={task}"))
-    assert f"in the {place}, {IDLE}" in note
+    places = {"evaluate": ("the windows of text", "forced decode of them")}.get(
+        task, ("the requests",)
+    )
+    notes = _notes(run_in(tmp_path, *NEVER, f"task={task}"))
+    for place, note in zip(places, notes, strict=True):
+        assert f"in {place}, {IDLE}" in note
 
 
 def test_a_bisection_says_it(tmp_path: Path) -> None:

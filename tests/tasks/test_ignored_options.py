@@ -19,6 +19,7 @@ from tokenrouter.kvcache.retention import (
     SinkWindow,
 )
 from tokenrouter.tasks import build
+from tokenrouter.tasks.checks import check_config
 
 SAYS = "options without effect"
 
@@ -141,3 +142,26 @@ def test_the_static_baseline_keeps_its_size(
     [setup] = setups
     assert setup.systems.llms["static_batch"].engine.scheduler.batch_size == 2
     assert setup.builder.options.static_batch_size is None
+
+
+@pytest.mark.parametrize("trainer", GROUPS["trainer"])
+def test_a_set_of_features_is_what_is_collected_and_trained_on(trainer: str) -> None:
+    """A set that was given by name and read by nobody, so that the router learned from the default."""
+    train = ("task=train_router", "train.data=some", f"trainer={trainer}")
+    static, given = compose_config("features=static").features.names, compose_config(*train)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for overrides in ((*train, "features=static"), ("task=collect", "features=static")):
+            cfg = compose_config(*overrides)
+            check_config(cfg)
+            assert (cfg.trainer if "trainer" in cfg else cfg.collect).features == static
+        check_config(given)
+    assert given.trainer.features != static and "position" in given.trainer.features
+
+
+@pytest.mark.parametrize("others", [("router=mlp",), ("task=train_router", "trainer.features=[a]")])
+def test_a_set_of_features_that_nothing_reads_is_named(others: tuple[str, ...]) -> None:
+    """A sweep over sets of features with equal numbers, taken for a finding."""
+    cfg = compose_config("features=static", *others, "+train.data=some")
+    with pytest.warns(UserWarning, match=f"{SAYS}: features .*task=collect"):
+        check_config(cfg)

@@ -1,6 +1,7 @@
 """Guards ``router=request_level`` as the chosen router where no baseline has its engine."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,22 @@ def test_with_retention_its_quality_is_that_of_both_sides_with_it(
     chosen = rows["request_level+sink_window"]
     assert chosen["chosen"] and chosen["kl_mean_nats"] > rows["request_level"]["kl_mean_nats"] > 0
     assert chosen["eval_high_frac"] == pytest.approx(0.4)
-    assert "in the windows of text, evicted" in (path / "table.md").read_text()
+    notes = (path / "table.md").read_text()
+    for side in ("all_high", "all_low"):
+        assert f"in the windows of text ({side}'s side), evicted" in notes
+        assert f"in forced decode of them ({side}'s side), evicted" in notes
+
+
+def test_of_two_engines_each_has_its_own_note(tmp_path: Path) -> None:
+    """The mean of one that evicts and of one that does not, said of both."""
+    by_class = (
+        "kvcache=route",
+        "kvcache.retention.policy.classes={high: protect, low: drop_first}",
+    )
+    path = run_in(tmp_path, *RUN, "task=evaluate", "router.high_frac=0.4", *by_class, *EVICTS[1:])
+    notes = (path / "table.md").read_text()
+    assert re.search(r"\(all_high's side\), was asked \d+ times and evicted nothing", notes)
+    assert re.search(r"\(all_low's side\), evicted [1-9]", notes)
 
 
 @pytest.mark.parametrize("high_frac", [0.0, 1.0])

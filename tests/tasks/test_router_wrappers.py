@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
+from hydra.errors import InstantiationException
 
 from tests.tasks.jobs import run_in
-from tokenrouter.routers.oracle import save_labels
 from tokenrouter.tasks import compare
 
 BENCHMARK = ("debug=tiny", "task=benchmark")
@@ -71,20 +70,33 @@ def test_pairs_have_their_classes_with_the_policy_that_goes_by_them(tmp_path: Pa
     assert json.loads((path / "metrics.json").read_text())["kv"]["evicted_tokens"] > 0
 
 
-def test_the_oracle_routes_the_windows_that_were_labelled(
+def test_one_command_labels_what_the_oracle_then_routes(
     tmp_path: Path, setups: list[compare.Setup]
 ) -> None:
-    """Labels that are looked for under other prefixes than those that forced scoring feeds."""
-    run_in(tmp_path / "plain", "debug=tiny", "task=evaluate", "router=all_high")
-    windows = setups[0].windows
-    generator = torch.Generator().manual_seed(0)
-    labels = tmp_path / "labels.safetensors"
-    save_labels(
-        labels, windows, [torch.rand(len(ids), generator=generator) for ids in windows], label="a"
-    )
+    """Labels of other windows than those that are measured, or under other prefixes than forced scoring feeds."""
+    labels = tmp_path / "oracle.safetensors"
+    tiny = ("debug=tiny", "executor=int8", "kernels.backend=reference")
+    job = ("task=collect_oracle", "labels=own_loss", f"oracle.path={labels}")
+    folder = run_in(tmp_path / "collect", *tiny, *job)
+    collected = json.loads((folder / "collected.json").read_text())
     oracle = ("router=oracle", f"router.path={labels}", "router.budget.high_frac=0.25")
-    path = run_in(tmp_path / "run", "debug=tiny", "task=evaluate", *oracle)
+    path = run_in(tmp_path / "run", *tiny, "task=evaluate", *oracle)
+    assert collected["num_windows"] == len(setups[0].windows)
     routes = json.loads((path / "metrics.json").read_text())["quality"]["routes"]
     assert routes["high"]["prefill_token_frac"] == pytest.approx(0.25, abs=0.01)
-    with pytest.raises(ValueError, match="oracle has no label for"):
+    with pytest.raises(ValueError, match=r"oracle has no label for .*task=collect_oracle"):
         run_in(tmp_path / "served", *BENCHMARK, *oracle)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("labels=future_attention", "labels=future_attention says how long .*labels=fisher"),
+        ("oracle.path=labels.json", r"oracle\.path=labels\.json must end in \.safetensors"),
+        ("oracle.path=none/a.safetensors", "there is no folder none"),
+    ],
+)
+def test_labels_that_no_oracle_reads_are_refused(tmp_path: Path, given: str, says: str) -> None:
+    """They came up after all windows were labelled, or in the run that was to read them."""
+    with pytest.raises((ValueError, InstantiationException), match=says):
+        run_in(tmp_path, "debug=tiny", "task=collect_oracle", given)

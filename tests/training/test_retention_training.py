@@ -12,7 +12,7 @@ import pytest
 import torch
 from hydra.errors import InstantiationException
 
-from tests.tasks.jobs import run_in
+from tests.tasks.jobs import run_in, wandb_exit_codes, wandb_records
 from tests.training.conftest import random_ids
 from tokenrouter.kvcache.retention import HeavyHitter, Learned
 from tokenrouter.kvcache.retention.checkpoint import read_model, write_model
@@ -129,7 +129,7 @@ def test_a_policy_learns_what_attention_does_not_tell(data_path: Path, tmp_path:
 
 
 def test_the_task_trains_and_says_what_it_is_worth(data_path: Path, tmp_path: Path) -> None:
-    """A run that writes no curve, or a file that cannot be read."""
+    """A run that leaves no curve, in its folder or at the tracker, or a file that cannot be read."""
     target = tmp_path / "out" / "policy.json"
     folder = run_in(
         tmp_path / "run",
@@ -137,9 +137,13 @@ def test_the_task_trains_and_says_what_it_is_worth(data_path: Path, tmp_path: Pa
         f"train.data={data_path}",
         f"train.path={target}",
         "train.max_epochs=1",
-        "logger=none",
+        "logger=wandb",
     )
-    assert (folder / "training" / "metrics.csv").exists()
+    wanted = {"train/loss", "valid/loss"}
+    header = (folder / "training" / "metrics.csv").read_text().splitlines()[0]
+    assert wanted <= set(header.split(",")) and wandb_exit_codes(folder) == [0]
+    logged = [r.history.item for r in wandb_records(folder) if r.HasField("history")]
+    assert wanted <= {"/".join(item.nested_key) or item.key for items in logged for item in items}
     about = read_model(target).about
     assert about["data"]["interval"] == INTERVAL and "path" not in about["train"]
 

@@ -1,16 +1,15 @@
 """Quality of a routed run: KL(reference || run), full vocabulary, teacher-forced, both phases.
 
-Forced prefill sends a window through prefill chunks. Forced decode prefills a window up to its last
-tokens and feeds those one by one through the serving path, several windows in one batch. The
-reference's distributions of one window are computed once and compared with every system before the
-next window, so that memory stays at one window's logits.
+Forced prefill sends a window through prefill chunks. Forced decode prefills a window up to its last tokens and feeds
+those one by one through the serving path, several windows in one batch. The reference's distributions of one window are
+computed once and compared with every system before the next, so that memory stays at one window's logits.
 
 Shape letters: T rows given at once, N tokens of a window, V vocabulary.
 """
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -34,8 +33,7 @@ class QualitySettings:
     Attributes:
         window_tokens: length of a window.
         num_windows: windows of forced prefill.
-        decode_tokens: last tokens of a window that forced decode feeds one by one; 0 leaves that
-            phase out.
+        decode_tokens: last tokens of a window that forced decode feeds one by one; 0 leaves that phase out.
         decode_windows: how many of the windows are decoded, in one batch.
 
     Raises:
@@ -73,6 +71,21 @@ class QualitySettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Scoring:
+    """What one engine counted while it scored in one phase.
+
+    Attributes:
+        phase: of the scored tokens.
+        side: the system whose engine it was, where scores are computed from those of two; None: the scored one's own.
+        stats: its counters: of each window in forced prefill, of the one batch in forced decode.
+    """
+
+    phase: Phase
+    side: str | None = None
+    stats: tuple[EngineStats, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Quality:
     """One system's scores.
 
@@ -80,11 +93,9 @@ class Quality:
         prefill: every token of every window, forced prefill.
         decode: the last tokens of some windows, forced decode; None where it was left out.
         high_frac: share of the work (tokens times layers) on the executor "high" in forced prefill.
-        decode_high_frac: the same of the tokens fed in forced decode; None where it was left out.
-        routes: by route name the shares of the scored tokens that it executed,
-            ``prefill_token_frac`` and, where forced decode ran, ``decode_token_frac``.
-        stats: the engines' counters in forced prefill, window by window; of both systems where the
-            scores are computed from two.
+        decode_high_frac: the same in forced decode; None where it was left out.
+        routes: by route name its shares of the scored tokens: ``prefill_token_frac``, and ``decode_token_frac`` if any.
+        scorings: what was counted meanwhile, by phase and engine.
     """
 
     prefill: TokenScores
@@ -92,7 +103,7 @@ class Quality:
     high_frac: float
     decode_high_frac: float | None
     routes: dict[str, dict[str, float]]
-    stats: tuple[EngineStats, ...]
+    scorings: tuple[Scoring, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +126,7 @@ def measure_quality(
         reference: the yardstick, e.g. float32, all high.
         systems: what to compare, by name. Their engines' counters start anew.
         windows: token ids, ``settings.window_tokens`` each.
-        settings: how much is compared.
+        settings: how much.
 
     Raises:
         ValueError: no windows, or a window that an engine refuses.
@@ -152,7 +163,7 @@ def _quality(prefill: "_Collected", decode: "_Collected | None") -> Quality:
         high_frac=prefill.high_frac,
         decode_high_frac=decode.high_frac if decode else None,
         routes=routes,
-        stats=tuple(prefill.stats),
+        scorings=tuple(part.scoring() for part in (prefill, decode) if part),
     )
 
 
@@ -161,10 +172,10 @@ def request_level_quality(
 ) -> Quality:
     """What a router reaches that sends whole windows high, up to ``high_frac`` of all tokens.
 
-    A window is one request, so such a router's scores are all_high's on some windows and all_low's
-    on the others. A run of its own would compute the same numbers again, and with a few windows it
-    could not meet the share. Here the window on the threshold counts as both, in proportion, so that
-    the share of high tokens is met exactly, in each phase among the windows that it has.
+    A window is one request, so such a router's scores are all_high's on some windows and all_low's on the others. A
+    run of its own would compute the same numbers again, and with a few windows it could not meet the share. Here the
+    window on the threshold counts as both, in proportion, so that the share of high tokens is met exactly, in each
+    phase among the windows that it has.
 
     Args:
         high: scores of all_high.
@@ -187,7 +198,11 @@ def request_level_quality(
             name: dict.fromkeys([f"{phase}_token_frac" for phase in phases], share)
             for name, share in (("high", high_frac), ("low", 1.0 - high_frac))
         },
-        stats=high.stats + low.stats,
+        scorings=tuple(
+            replace(scoring, side=side)
+            for side, quality in (("all_high", high), ("all_low", low))
+            for scoring in quality.scorings
+        ),
     )
 
 
@@ -218,7 +233,7 @@ class _Collected:
     def __init__(self, llm: LLM, phase: Phase) -> None:
         self._llm, self._phase = llm, phase
         self._parts: list[TokenScores] = []
-        self.stats: list[EngineStats] = []
+        self._stats: list[EngineStats] = []
         self._executed_R: Ints = np.zeros(len(llm.engine.stats.route_names), np.int64)
 
     def add(
@@ -262,8 +277,12 @@ class _Collected:
         stats = self._llm.engine.stats
         stats.reset()
         self._llm.score(windows, sink=sink, prefill_len=prefill_len)
-        self.stats.append(copy.deepcopy(stats))
+        self._stats.append(copy.deepcopy(stats))
         self._executed_R += stats.executed_tokens[self._phase]
+
+    def scoring(self) -> Scoring:
+        """What was counted so far."""
+        return Scoring(phase=self._phase, stats=tuple(self._stats))
 
     def scores(self) -> TokenScores:
         """All rows so far."""

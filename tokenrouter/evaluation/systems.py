@@ -10,22 +10,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tokenrouter import LLM, EngineOptions
-from tokenrouter.engine import calibration
 from tokenrouter.evaluation.held_out import HeldOutWindows
 from tokenrouter.evaluation.progress import progress
+from tokenrouter.evaluation.request_level import calibrate_on_requests, request_router_for
 from tokenrouter.evaluation.throughput import num_tokens, run_requests
 from tokenrouter.executors import ExecutorPool
-from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
+from tokenrouter.features import TokenTypeTable
 from tokenrouter.models import LoadedModel
 from tokenrouter.routers import (
-    HIGH,
     AllHighRouter,
     AllLowRouter,
     RequestLevelRouter,
     Router,
-    RuleRouter,
 )
-from tokenrouter.types import Phase
 from tokenrouter.workloads import RequestSpec
 
 BASELINES = ("all_high", "all_low", "request_level", "static_batch")
@@ -163,6 +160,7 @@ class SystemsBuilder:
             ValueError: a router that the pool cannot run or that cannot be calibrated, or a request that is refused.
         """
         model, low = self.model, self.pool.low_name
+        num_layers = model.config.num_layers
         router.use_for(model=model.name, model_hash=model.model_hash, low=low)
         types = TokenTypeTable.from_tokenizer(self.model.tokenizer, self.model.config.vocab_size)
         for_windows = self.held_out.calibrated(router, types) if self.held_out else router
@@ -174,9 +172,9 @@ class SystemsBuilder:
         request_router = ranking_router = None
         if "low" in self.pool.executors:
             llms["all_low"] = self.llm(AllLowRouter(), self.plain_options)
-            request_router = ranking_router = _request_router(router, chosen)
+            request_router = ranking_router = request_router_for(router, num_layers)
             if for_windows is not router:
-                ranking_router = _request_router(for_windows, chosen)
+                ranking_router = request_router_for(for_windows, num_layers)
         scored = dict(llms)
         if not isinstance(router, RequestLevelRouter) or request_router is None:
             scored[name] = chosen if for_windows is router else self.llm(for_windows)
@@ -231,53 +229,6 @@ class SystemsBuilder:
             for name, llm in llms.items():
                 if name != chosen_name:
                     run_requests(llm, short, partial(advance, name))
-
-
-def _request_router(router: Router, chosen: LLM) -> RequestLevelRouter:
-    """Decides per request; ``router`` says which tokens are in need, or the rules do.
-
-    ``chosen`` runs ``router``, or the same with other thresholds.
-    """
-    names = chosen.engine.route_table.names
-    if isinstance(router, RequestLevelRouter):
-        return router
-    decides_prompts = router.level == "token" and Phase.PREFILL in router.phases
-    says_who_is_needy = decides_prompts and names[HIGH] == "high" and "low" in names
-    return RequestLevelRouter(inner=router if says_who_is_needy else RuleRouter())
-
-
-def calibrate_on_requests(
-    router: RequestLevelRouter,
-    types: TokenTypeTable,
-    requests: Sequence[RequestSpec],
-    calibration_ids: Sequence[Sequence[int]],
-) -> None:
-    """Set the threshold on exactly these requests, weighted by prompt and output tokens.
-
-    Args:
-        router: gets its threshold, and its inner router gets its own first where it needs one.
-        types: of the vocabulary.
-        requests: whose shares of needy prompt tokens are compared.
-        calibration_ids: passages for the inner router.
-
-    Raises:
-        ValueError: ``router`` has no target share, or there is too little to calibrate on.
-    """
-    calibration.calibrate_on_requests(
-        router,
-        types,
-        [request.prompt_ids for request in requests],
-        [len(r.prompt_ids) + (r.params.max_tokens or 0) for r in requests],
-        sequences=calibration_ids,
-    )
-
-
-def prompt_shares(
-    router: RequestLevelRouter, types: TokenTypeTable, prompts: Sequence[Sequence[int]]
-) -> list[float]:
-    """Per prompt the share of its tokens that the router's inner token router would send high."""
-    see = FeatureExtractor(router.features, types, optional=router.optional).extract
-    return [router.prompt_shares(see(sequence_batch(i, token_types=types)))[0] for i in prompts]
 
 
 def calibration_passages(

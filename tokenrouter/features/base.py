@@ -68,6 +68,7 @@ class FeatureSpec:
         phases: the phases in which it exists; it is refused elsewhere, never filled with zeros.
         decision_points: the decision points at which it exists.
         depends_on: what the value is computed from.
+        is_class: values name things that are not near each other because their numbers are: never to be rounded.
         needs_text: it looks at the text of ids, so that a model without a tokenizer has none.
         needs_signals: it looks at what only a running engine knows.
         compute: ``TokenBatch``, ``FeatureContext`` -> float32 [T] on the batch's device.
@@ -79,6 +80,7 @@ class FeatureSpec:
     phases: frozenset[Phase] = frozenset(Phase)
     decision_points: frozenset[DecisionPoint] = frozenset(DECISION_POINTS)
     depends_on: frozenset[Dependency]
+    is_class: bool = False
     needs_text: bool = False
     needs_signals: bool = False
     compute: FeatureFn

@@ -92,6 +92,7 @@ def _spec(
     low: float,
     high: float,
     *depends_on: Dependency,
+    is_class: bool = False,
     needs_text: bool = False,
 ) -> FeatureSpec:
     return FeatureSpec(
@@ -99,6 +100,7 @@ def _spec(
         low=low,
         high=high,
         depends_on=frozenset(depends_on),
+        is_class=is_class,
         needs_text=needs_text,
         compute=compute,
     )
@@ -110,12 +112,12 @@ SPECS = (
     _spec(position_in_turn, 0, math.inf, "tokens", needs_text=True),
     _spec(distance_to_prompt_end, -math.inf, math.inf, "tokens", "prompt_length"),
     _spec(is_decode, 0, 1, "phase"),
-    _spec(token_type, 0, max(TokenType), "tokens", needs_text=True),
-    _spec(previous_token_type, 0, NO_TOKEN, "tokens", needs_text=True),
-    _spec(previous_id, -1, math.inf, "tokens"),
+    _spec(token_type, 0, max(TokenType), "tokens", is_class=True, needs_text=True),
+    _spec(previous_token_type, 0, NO_TOKEN, "tokens", is_class=True, needs_text=True),
+    _spec(previous_id, -1, math.inf, "tokens", is_class=True),
     _spec(line_start, 0, 1, "tokens", needs_text=True),
     _spec(log_frequency, -math.inf, 0, "tokens"),
-    _spec(id_bucket, 0, NUM_ID_BUCKETS - 1, "tokens"),
+    _spec(id_bucket, 0, NUM_ID_BUCKETS - 1, "tokens", is_class=True),
     _spec(repeats, 0, math.inf, "tokens"),
     _spec(repeats_log, 0, math.inf, "tokens"),
 )

@@ -21,8 +21,8 @@ class CachedRouter(WrapperRouter):
     """Keeps the inner router's answers under what it sees of a token.
 
     With ``key=pattern`` a token is replaced by its pattern before the inner router sees it: positions
-    and features without a bound (distances, repeats) are rounded to steps that grow with them, what the
-    inner router does not see is left out, and hashed draws are the pattern's. The answer is a function
+    and quantities without a bound (distances, repeats; no ids) are rounded to steps that grow with them,
+    what the inner router does not see is left out, and hashed draws are the pattern's. The answer is a function
     of the pattern alone, so that it is the same whichever token came first, and after any eviction; it
     may differ from the inner router's own where rounding matters. With ``key=exact`` nothing is rounded
     and answers are the inner router's own; a router that draws by prefixes then hits on shared ones only.

@@ -30,6 +30,8 @@ def save_labels(
 ) -> None:
     """Writes labels so that the oracle finds them: by the hash of each token's prefix.
 
+    Where sequences begin alike, a prefix has the mean of its labels: more than the prefix no router could know.
+
     Args:
         path: of the file, ``.safetensors``; its folder must exist.
         token_ids: labelled sequences, each from its first token on, as it will be served.
@@ -38,8 +40,7 @@ def save_labels(
         label: name of the label maker.
 
     Raises:
-        ValueError: no tokens, lengths that differ, a value that is not finite, or a prefix that two
-            sequences share with different labels.
+        ValueError: no tokens, lengths that differ, or a value that is not finite.
     """
     if len(token_ids) != len(scores) or not token_ids:
         raise ValueError(
@@ -54,16 +55,11 @@ def save_labels(
             raise ValueError(f"sequence {index} has labels that are not finite")
         hashes.append(TokenHistory(ids, len(ids)).prefix_hash)
         values.append(total_N.cpu().numpy())
-    hash_N, first, same = np.unique(np.concatenate(hashes), return_index=True, return_inverse=True)
-    score_N = np.concatenate(values)
-    if (score_N[first][same] != score_N).any():
-        raise ValueError(
-            "sequences begin alike and have different labels: labels must depend on a token's prefix "
-            "alone; label each text once, or in windows that begin differently"
-        )
+    hash_N, of, count = np.unique(np.concatenate(hashes), return_inverse=True, return_counts=True)
+    score_N = np.bincount(of, weights=np.concatenate(values)) / count
     tensors = {
         "prefix_hash": torch.from_numpy(hash_N),
-        "score": torch.from_numpy(score_N[first]),
+        "score": torch.from_numpy(score_N.astype(np.float32)),
     }
     save_file(tensors, str(path), metadata={"format": FORMAT, "label": label})
 
@@ -124,7 +120,7 @@ class OracleRouter(Router):
                 f"oracle has no label for {len(unknown)} of {len(inputs)} tokens (the first: id "
                 f"{int(inputs.ids_T[first])} at position {int(inputs.positions_T[first])}): it routes "
                 f"only the text that {self.path} labels, teacher-forced from its beginning. Label this "
-                "text (task=collect), or choose another router for requests that generate"
+                "text (task=collect_oracle), or choose another router for requests that generate"
             )
         device = inputs.ids_T.device
         route_T = torch.from_numpy((~self._is_high_N[index_T]).astype(np.int64)).to(device)
@@ -152,11 +148,12 @@ def _read(path: str) -> tuple[str, NDArray[np.int64], NDArray[np.float32]]:
             if metadata.get("format") != FORMAT:
                 raise ValueError(
                     f"{path} is no file of labels (format {metadata.get('format')!r}, expected {FORMAT!r}): "
-                    "give one that task=collect wrote for the oracle"
+                    "give one that task=collect_oracle wrote"
                 )
             hash_N, score_N = file.get_tensor("prefix_hash"), file.get_tensor("score")
     except (OSError, SafetensorError) as error:
         raise ValueError(
-            f"router.path={path} cannot be read ({error}): give a file of labels that task=collect wrote"
+            f"router.path={path} cannot be read ({error}): give a file of labels that "
+            "task=collect_oracle wrote"
         ) from error
     return metadata["label"], hash_N, score_N

@@ -65,17 +65,15 @@ def masked(inputs: RouteInput, sees: Set[Seen]) -> RouteInput:
 def rounded(inputs: RouteInput, sees: Set[Seen], rounding: Rounding) -> RouteInput:
     """The pattern of every token, as a router's input in its own right.
 
-    Positions and features without a bound are rounded, and the prefix hash is that of the pattern,
-    so that a draw is the pattern's own. Tokens of one pattern become one and the same input.
+    Positions and quantities without a bound are rounded, classes such as ids are not, and the prefix
+    hash is that of the pattern, so that a draw is the pattern's own. Tokens of one pattern become one
+    and the same input.
     """
     columns = [
-        rounding(inputs.values_TF[:, f]) if math.inf in (-spec.low, spec.high) else None
-        for f, spec in enumerate(feature_specs(inputs.names))
+        rounding(value_T) if math.inf in (-spec.low, spec.high) and not spec.is_class else value_T
+        for value_T, spec in zip(inputs.values_TF.t(), feature_specs(inputs.names), strict=True)
     ]
-    values_TF = inputs.values_TF
-    if any(column is not None for column in columns):
-        kept = [values_TF[:, f] if c is None else c for f, c in enumerate(columns)]
-        values_TF = torch.stack(kept).t()
+    values_TF = torch.stack(columns).t() if columns else inputs.values_TF
     pattern = masked(inputs, sees - {"prefix_hash"})
     pattern = replace(pattern, values_TF=values_TF, positions_T=rounding(pattern.positions_T))
     hash_T = torch.from_numpy(hash_rows(key_of(pattern))).to(inputs.ids_T.device)

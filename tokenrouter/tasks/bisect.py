@@ -11,11 +11,8 @@ from omegaconf import DictConfig
 from tokenrouter.evaluation.memory_notes import memory_notes
 from tokenrouter.evaluation.metrics import serving_sections
 from tokenrouter.evaluation.progress import progress
-from tokenrouter.evaluation.systems import (
-    SystemsBuilder,
-    calibrate_on_requests,
-    calibration_passages,
-)
+from tokenrouter.evaluation.request_level import calibrate_on_requests
+from tokenrouter.evaluation.systems import SystemsBuilder, calibration_passages
 from tokenrouter.evaluation.throughput import num_tokens
 from tokenrouter.executors import build_pool
 from tokenrouter.features import TokenTypeTable

@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -36,6 +37,7 @@ def check_config(cfg: DictConfig) -> None:
         except ImportError:
             continue  # Hydra says so with the config's key when it builds the object
         check_options(path, map(str, node), target)
+    _warn_of_unread_features(cfg)
     for path, known in groups.KEYS.items():
         _refuse_unknown(path, map(str, cfg[path]), list(known), owner=path)
     if (backend := cfg.kernels.backend) not in BACKENDS:
@@ -51,6 +53,20 @@ def check_config(cfg: DictConfig) -> None:
     if type(num_repeats) is not int or num_repeats < 1:
         raise ValueError(
             f"evaluation.num_repeats must be at least 1 (passes over the requests), got {num_repeats!r}"
+        )
+
+
+def _warn_of_unread_features(cfg: DictConfig) -> None:
+    """Says so where ``features=`` names a set and no other part of the config refers to it."""
+    if cfg.get("features") is None:
+        return
+    others = {key: value for key, value in cfg.items() if key != "features"}
+    if "features.names" not in OmegaConf.to_yaml(OmegaConf.create(others), resolve=False):
+        warnings.warn(
+            "options without effect: features (no part of this run asks for features.names: task=collect and "
+            "task=train_router do, and a router's config may, by an option of ${features.names}). A trained router "
+            "has the features that it was trained with",
+            stacklevel=2,
         )
 
 

@@ -20,15 +20,11 @@ from tokenrouter.evaluation.quality import (
     measure_quality,
     request_level_quality,
 )
+from tokenrouter.evaluation.request_level import prompt_shares
 from tokenrouter.evaluation.rows import SystemRow, make_row
 from tokenrouter.evaluation.shares import route_shares
 from tokenrouter.evaluation.slo import SLO, SLOOptions, measure_slo
-from tokenrouter.evaluation.systems import (
-    Systems,
-    SystemsBuilder,
-    calibration_passages,
-    prompt_shares,
-)
+from tokenrouter.evaluation.systems import Systems, SystemsBuilder, calibration_passages
 from tokenrouter.evaluation.throughput import (
     Throughput,
     measure_throughput,

@@ -15,6 +15,7 @@ from tokenrouter.evaluation.tables import format_table
 from tokenrouter.evaluation.throughput import Throughput
 from tokenrouter.kvcache.retention import RetentionOptions
 from tokenrouter.telemetry import Provenance, RunFolder, Spread, peak_process_bytes
+from tokenrouter.types import Phase
 from tokenrouter.workloads import RequestSet
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 HIGH_OVERHEAD_FRAC = 0.10
 LEAST_CACHE_HIT_FRAC = 0.40
+_SCORED_IN = {
+    Phase.PREFILL: ("in the windows of text", "window"),
+    Phase.DECODE: ("in forced decode of them", "batch of windows"),
+}
 REQUEST_LEVEL_NOTE = (
     "request_level's KL, perplexity and top-1 are computed, not run: a window is one request, so "
     "they are all_high's on the neediest windows and all_low's on the others, mixed to the "
@@ -86,16 +91,20 @@ def _quality_notes(cfg: DictConfig, text: str, scored: QualityReport) -> list[st
 def _retention_notes(
     retention: RetentionOptions, served: Throughput | None, scored: Quality | None
 ) -> list[str]:
-    """Of the requests and of the windows, where the chosen system served or scored them; no sentence twice."""
+    """Of the requests and of the windows, where the chosen system served or scored them; no sentence twice.
+
+    Every engine and phase by itself: counters of two say nothing of either.
+    """
     lines = []
     if served is not None:
         lines += memory_notes(
             retention, [repeat.stats for repeat in served.repeats], place="in the requests"
         )
-    if scored is not None:
-        lines += memory_notes(
-            retention, scored.stats, place="in the windows of text", unit="window"
-        )
+    for scoring in scored.scorings if scored is not None else ():
+        place, unit = _SCORED_IN[scoring.phase]
+        if scoring.side is not None:
+            place += f" ({scoring.side}'s side)"
+        lines += memory_notes(retention, scoring.stats, place=place, unit=unit)
     return list(dict.fromkeys(lines))
 
 

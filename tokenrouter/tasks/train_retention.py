@@ -6,12 +6,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from hydra.utils import instantiate
-from lightning.pytorch.loggers import CSVLogger
 
 from tokenrouter.evaluation.progress import progress
 from tokenrouter.kvcache.retention import HeavyHitter, Learned, ScoredPolicy, SinkWindow
 from tokenrouter.kvcache.retention.checkpoint import write_model
 from tokenrouter.tasks.common import Job
+from tokenrouter.tasks.curves import curve_loggers
 from tokenrouter.telemetry import collect_provenance
 from tokenrouter.training.retention.fit import RetentionTraining, fit, read_rows
 from tokenrouter.training.retention.judge import lost_frac
@@ -39,8 +39,8 @@ def run(job: Job) -> None:
                 extra={"data_set": options.data},
             ).as_dict(),
         )
-        logger = CSVLogger(save_dir=job.folder.path, name="", version="training")
-        trained = fit(rows, options, folder=job.folder.path, loggers=[logger], seed=cfg.seed)
+        loggers = curve_loggers(job)
+        trained = fit(rows, options, folder=job.folder.path, loggers=loggers, seed=cfg.seed)
         advance("policy")
         how = {k: v for k, v in asdict(options).items() if k not in ("data", "path")}
         about = {

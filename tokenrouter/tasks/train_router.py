@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
-from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from omegaconf import DictConfig, OmegaConf
 
 from tokenrouter.evaluation.progress import progress
 from tokenrouter.routers.artifact import write_artifact
 from tokenrouter.tasks import build
 from tokenrouter.tasks.common import Job
-from tokenrouter.tasks.tracking import WandbRun
+from tokenrouter.tasks.curves import curve_loggers
 from tokenrouter.telemetry import collect_provenance
 from tokenrouter.training.entropies import load_entropies
 from tokenrouter.training.export import make_artifact
@@ -57,7 +56,9 @@ def run(job: Job) -> None:
             id_inputs=_id_inputs(cfg, source.data) if options.id_numbers else None,
         )
         advance("data")
-        trained = train(data, options, folder=job.folder.path, loggers=_loggers(job), seed=cfg.seed)
+        trained = train(
+            data, options, folder=job.folder.path, loggers=curve_loggers(job), seed=cfg.seed
+        )
         advance("router")
         provenance = collect_provenance(
             seed=cfg.seed,
@@ -94,14 +95,6 @@ def _id_inputs(cfg: DictConfig, data: str) -> IdInputs:
             "model, or set trainer.id_numbers=0"
         )
     return make_id_inputs(model.weights.embed_VE, entropies)
-
-
-def _loggers(job: Job) -> list[Logger]:
-    """Losses per epoch as csv in the run folder, and in the job's W&B run where there is one."""
-    loggers: list[Logger] = [CSVLogger(save_dir=job.folder.path, name="", version="training")]
-    if isinstance(job.run, WandbRun):
-        loggers.append(WandbLogger(experiment=job.run.experiment))
-    return loggers
 
 
 def _print_summary(valid: Mapping[str, Any], path: Path, kind: str) -> None:

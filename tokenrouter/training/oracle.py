@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tokenrouter.executors import PoolSpec
+from tokenrouter.kernels import KernelSet
 from tokenrouter.models import LoadedModel
 from tokenrouter.training.gradients import DifferentiableDecoder
 from tokenrouter.training.labels import LabelMaker
@@ -23,6 +24,7 @@ def labels_of(
     maker: LabelMaker,
     seed: int = 0,
     on_done: Callable[[int], None] = lambda index: None,
+    kernels: KernelSet | None = None,
 ) -> list[Tensor]:
     """Labels of every token of ``windows``.
 
@@ -33,6 +35,7 @@ def labels_of(
         maker: such as ``Fisher()``.
         seed: of what is drawn; every window draws on its own.
         on_done: called with the index of each window when it is done.
+        kernels: the operators of the low path; None: the fastest that this machine has.
 
     Returns:
         Per window float32 ``[N, C]``, not negative; of a precision label, the sum over the columns of some layers is
@@ -44,7 +47,7 @@ def labels_of(
     """
     if not windows:
         raise ValueError("no windows to label: give at least one")
-    decoder = DifferentiableDecoder(model, low_path(spec, model))
+    decoder = DifferentiableDecoder(model, low_path(spec, model), kernels)
     found = []
     for index, ids in enumerate(windows):
         found.append(maker(decoder, torch.tensor(ids, dtype=torch.int64), seed + index))

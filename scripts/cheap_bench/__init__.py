@@ -1,0 +1,1 @@
+"""What ``bench_cheap.py`` is made of."""
