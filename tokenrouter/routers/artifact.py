@@ -48,7 +48,8 @@ class TrainedFor:
         model_hash: of the weights, see LoadedModel.
         executor: name of the low path's executor, such as ``int8_smooth``.
         label: of the label maker.
-        layers: whose labels were added up; None: all.
+        layers: whose labels were added up; None: all that a decision is about.
+        after_layer: layers of a token that have run before it is asked; 0: none.
     """
 
     model: str
@@ -56,6 +57,7 @@ class TrainedFor:
     executor: str
     label: str
     layers: tuple[int, ...] | None = None
+    after_layer: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +96,10 @@ class Artifact:
     @property
     def version(self) -> str:
         """Hash of all that a decision depends on."""
-        facts = json.dumps([self.kind, asdict(self.bins), self.hidden, asdict(self.trained_for)])
+        trained_for = asdict(self.trained_for)
+        if not self.trained_for.after_layer:  # as in versions of before it could be another number
+            del trained_for["after_layer"]
+        facts = json.dumps([self.kind, asdict(self.bins), self.hidden, trained_for])
         digest = hashlib.sha256(facts.encode() + self.payload)
         digest.update(json.dumps(self.thresholds, sort_keys=True).encode())
         return digest.hexdigest()[:12]

@@ -139,15 +139,17 @@ class LearnedRouter(Router):
                 "is now "
                 f"used for {artifact.trained_for.executor}: make a new router, and calibrate it after use_for"
             )
-        assert artifact.bins.names == self.features, (
-            "shipped routers of a kind share their features"
-        )
+        assert (artifact.bins.names, artifact.trained_for.after_layer) == (
+            self.features,
+            self.after_layer,
+        ), "shipped routers of a kind share their features and decision point"
         self._use(artifact)
 
     def _use(self, artifact: Artifact) -> None:
         self.artifact = artifact
         self._artifact_version = artifact.version
         self.features = artifact.bins.names
+        self.after_layer = artifact.trained_for.after_layer
         self.optional = of_one_phase(self.features)
         self.load(artifact)
         if self.thresholds_from == CALIBRATED:

@@ -46,7 +46,7 @@ def run(job: Job) -> None:
     options: CollectOptions = instantiate(cfg.collect, _convert_="object")
     maker: LabelMaker = instantiate(cfg.labels, _convert_="object")
     spec = instantiate(cfg.executor)
-    features = stored_features(options.features)
+    features = stored_features(options.features, options.after_layer)
     sources = sources_of(cfg, options)
     kernels = select(cfg.kernels.backend, dtype=torch.float32)
     with progress("set-up", 3, unit="stages") as advance:
@@ -65,7 +65,7 @@ def run(job: Job) -> None:
         decoder=decoder,
         low=low,
         features=features,
-        window_tokens=options.window_tokens,
+        options=options,
         texts={name: cut.hash for name, cut in cuts.items()},
         seed=cfg.seed,
     )
@@ -84,7 +84,7 @@ def run(job: Job) -> None:
     job.folder.write_json("provenance.json", provenance)
     store.write_json("provenance.json", provenance)
     windows = [window for cut in cuts.values() for window in cut.windows]
-    counts = _collect(windows, store, maker, decoder, features)
+    counts = _collect(windows, store, maker, decoder, features, options.after_layer)
     summary = _summary(windows, counts) | {"path": str(store.path)}
     if maker.kind == "precision" and options.entropy_tokens:
         more = _unlabelled(sources, cuts, model, options, cfg.seed)
@@ -158,6 +158,7 @@ def _collect(
     maker: LabelMaker,
     decoder: DifferentiableDecoder,
     features: tuple[str, ...],
+    after_layer: int,
 ) -> Counter[bool]:
     """Makes what is missing; counts windows by whether they were there."""
     import datasets
@@ -180,6 +181,7 @@ def _collect(
             features=features,
             token_types=TokenTypeTable.from_tokenizer(model.tokenizer, model.config.vocab_size),
             on_done=on_done,
+            after_layer=after_layer,
         )
     return counts
 

@@ -6,7 +6,7 @@ N tokens of a window.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from tokenrouter.features import (
@@ -19,6 +19,7 @@ from tokenrouter.features import (
     of_one_phase,
     sequence_batch,
 )
+from tokenrouter.features.base import DecisionPoint
 from tokenrouter.training.entropies import previous_logits
 from tokenrouter.training.gradients import DifferentiableDecoder
 from tokenrouter.training.labels import LabelMaker
@@ -44,6 +45,8 @@ class CollectOptions:
         texts: sources by name.
         sources: which of them, in equal parts; None: the run's data.
         features: names; None: all that can be stored.
+        after_layer: layers that run high for every token before a router is asked: features of the hidden state are
+            those behind them. 0: it is asked before the forward.
         path: folder of the data set; None: one by what is collected.
 
     Raises:
@@ -56,6 +59,7 @@ class CollectOptions:
     texts: Mapping[str, TextSource] = field(default_factory=dict)
     sources: Sequence[str] | None = None
     features: Sequence[str] | None = None
+    after_layer: int = 0
     path: str | None = None
 
     def __post_init__(self) -> None:
@@ -72,28 +76,39 @@ class CollectOptions:
                 f"collect.num_tokens={self.num_tokens} is less than one window and would give an empty data set: set "
                 f"it to at least collect.window_tokens={self.window_tokens}"
             )
-        stored_features(self.features)
+        if type(self.after_layer) is not int or self.after_layer < 0:
+            raise ValueError(
+                f"collect.after_layer={self.after_layer!r} must be an integer of at least 0"
+            )
+        stored_features(self.features, self.after_layer)
 
 
-def stored_features(names: Sequence[str] | None) -> tuple[str, ...]:
+def stored_features(names: Sequence[str] | None, after_layer: int = 0) -> tuple[str, ...]:
     """``names``, or all features that can be stored.
 
+    Args:
+        names: of features.
+        after_layer: layers that have run before a router is asked.
+
     Raises:
-        ValueError: an unknown name, or a feature that needs a running engine.
+        ValueError: an unknown name, or a feature that needs a running engine or another decision point.
     """
+    point: DecisionPoint = "after_layer_k" if after_layer else "pre_forward"
     choices = [
         name
         for name, spec in FEATURES.items()
-        if spec.depends_on <= STORABLE and "pre_forward" in spec.decision_points
+        if spec.depends_on <= STORABLE and point in spec.decision_points
     ]
     if names is None:
         return tuple(choices)
     specs = feature_specs(names)
     if missing := [spec for spec in specs if spec.name not in choices]:
         needs = ", ".join(sorted(set[str]().union(*(s.depends_on for s in missing)) - STORABLE))
+        why = f"it depends on {needs}, which only a running engine has"
+        if not needs:
+            why = "it exists after some layers: set collect.after_layer"
         raise ValueError(
-            f"collect.features: {', '.join(s.name for s in missing)} cannot be stored with text"
-            f"{f' (it depends on {needs}, which only a running engine has)' if needs else ''}; these can: "
+            f"collect.features: {', '.join(s.name for s in missing)} cannot be stored with text ({why}); these can: "
             f"{', '.join(choices)}"
         )
     return tuple(names)
@@ -105,18 +120,25 @@ def about(
     decoder: DifferentiableDecoder,
     low: LowPath,
     features: Sequence[str],
-    window_tokens: int,
+    options: CollectOptions,
     texts: Mapping[str, str],
     seed: int,
 ) -> dict[str, Any]:
-    """What determines every row of a data set, as plain values; ``texts``: hash by name."""
-    options = {f.name: getattr(maker, f.name) for f in fields(maker)}  # type: ignore[arg-type]
-    options = {
-        k: v if isinstance(v, bool | int | float | str) else list(v) for k, v in options.items()
-    }
+    """What determines every row of a data set, as plain values; ``texts``: hash by name.
+
+    Raises:
+        ValueError: ``options.after_layer`` leaves no layer.
+    """
+    if options.after_layer >= (num_layers := decoder.config.num_layers):
+        raise ValueError(
+            f"collect.after_layer={options.after_layer} leaves none of the model's {num_layers} layers to route: set "
+            f"it to at most {num_layers - 1}"
+        )
+    given = {f.name: getattr(maker, f.name) for f in fields(maker)}  # type: ignore[arg-type]
+    plain = {k: v if isinstance(v, bool | int | float | str) else list(v) for k, v in given.items()}
     return {
         "label": maker.name,
-        "label_options": options,
+        "label_options": plain,
         "label_columns": list(maker.columns(decoder.config)),
         "kind": maker.kind,
         "features": list(features),
@@ -124,9 +146,10 @@ def about(
         "model_hash": decoder.model.model_hash,
         "executor": low.executor,
         "executor_version": low.version,
-        "window_tokens": window_tokens,
+        "window_tokens": options.window_tokens,
         "texts": dict(texts),
         "seed": seed,
+        **({"after_layer": options.after_layer} if options.after_layer else {}),
     }
 
 
@@ -145,6 +168,7 @@ def collect(
     features: Sequence[str],
     token_types: TokenTypeTable,
     on_done: Callable[[Window, bool], None],
+    after_layer: int = 0,
 ) -> None:
     """Makes and stores the windows that are not there yet.
 
@@ -156,6 +180,7 @@ def collect(
         features: names that ``stored_features`` allows.
         token_types: of the vocabulary.
         on_done: called after each window, with whether it was there already.
+        after_layer: as ``CollectOptions``.
 
     Raises:
         ValueError: a window that the maker refuses, or a feature or label that is not finite.
@@ -164,7 +189,9 @@ def collect(
     for window in windows:
         was_there = window.name in finished
         if not was_there:
-            store.write(window.name, make_rows(window, maker, decoder, features, token_types))
+            store.write(
+                window.name, make_rows(window, maker, decoder, features, token_types, after_layer)
+            )
         on_done(window, was_there)
 
 
@@ -174,6 +201,7 @@ def make_rows(
     decoder: DifferentiableDecoder,
     features: Sequence[str],
     token_types: TokenTypeTable,
+    after_layer: int,
 ) -> WindowRows:
     """Labels and features of one window; features of a phase are NaN for tokens of the other."""
     signals = None
@@ -185,6 +213,8 @@ def make_rows(
         prompt_len=window.prompt_len,
         token_types=token_types,
     )
+    if after_layer:
+        batch = replace(batch, hidden_TE=decoder.trace(window.ids_N).inputs[after_layer])
     return WindowRows(
         text=window.text,
         split=window.split,

@@ -44,6 +44,7 @@ def make_artifact(
             executor=facts["executor"],
             label=facts["label"],
             layers=layers,
+            after_layer=facts.get("after_layer", 0),
         ),
         thresholds=stored_thresholds(data, trained),
         about={"data": facts, "valid": validation(data, trained), **about},

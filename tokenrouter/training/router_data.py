@@ -60,7 +60,7 @@ class RouterData(lightning.LightningDataModule):
     Args:
         path: folder of the data set.
         features: names of those to learn from; None: all that are stored.
-        layers: whose labels are added up; None: all.
+        layers: whose labels are added up; None: all that run after the decision.
         batch_size: tokens.
         min_id_count: an id that occurs so often in training gets a row of its own.
         seed: of the order of the batches.
@@ -154,7 +154,8 @@ def _label_columns(facts: dict[str, Any], layers: Sequence[int] | None) -> list[
     """Indices of the columns to add up."""
     names = list(facts["label_columns"])
     if layers is None:
-        return list(range(len(names)))
+        decided = {f"layer_{layer}" for layer in range(facts.get("after_layer", 0))}
+        return [index for index, name in enumerate(names) if name not in decided]
     wanted = [f"layer_{layer}" for layer in layers]
     if not wanted or any(name not in names for name in wanted):
         raise ValueError(
