@@ -194,3 +194,6 @@ def test_baselines_have_slots_for_whole_requests(
     systems = builder.build(RuleRouter())
     assert systems.chosen_llm.engine.pool.num_slots == 40
     assert systems.llms["all_high"].engine.pool.num_slots == longest
+    assert f"needs {longest} KV slots: all_high and the other" in " ".join(systems.notes)
+    roomy = replace(builder, options=replace(options, num_kv_slots=longest)).build(RuleRouter())
+    assert not roomy.notes

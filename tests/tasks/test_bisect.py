@@ -93,6 +93,13 @@ def test_memory_is_named_with_what_was_evicted(tmp_path: Path) -> None:
         assert difference["num_evicted"] >= last - (last // 2 + 1 + 4)
     assert "entries had been evicted by then (position " in text
     assert "Outputs change most by memory" in text
+    assert "the steps before memory have so many, and the run has 72." in text
+
+
+def test_a_pool_that_the_run_itself_does_not_fit_is_refused(tmp_path: Path) -> None:
+    """A clean bill for a config that cannot run: the steps without eviction had a larger pool."""
+    with pytest.raises(ValueError, match=r"needs \d+ KV slots, and the pool has 20: raise kvcache"):
+        _bisect(tmp_path, "router=all_high", "executor=full", "kvcache.num_slots=20")
 
 
 def test_a_schedule_that_changes_outputs_is_called_a_bug(

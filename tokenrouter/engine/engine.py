@@ -110,6 +110,7 @@ class LLMEngine:
         accepted = parts.live.accept(step, result.due_R, sampled)
         if parts.feed is not None:
             self.stats.router_s += parts.feed.take(step, result.due_R, result.logits_RV)
+        sampled_at = time.perf_counter()
         self._retire(step, work, accepted.ended)
         outputs = parts.live.take_changed()
         self._give_memory_back()
@@ -121,7 +122,8 @@ class LLMEngine:
         times = StepTimes(
             schedule_s=scheduled - started,
             executor_s=result.seconds,
-            sampler_s=ended - ran_at,
+            sampler_s=sampled_at - ran_at,
+            memory_s=ended - sampled_at,
             step_s=ended - started,
         )
         self.stats.record(times, live_slots=used_slots)

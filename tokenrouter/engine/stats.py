@@ -19,6 +19,7 @@ class StepTimes:
     schedule_s: float
     executor_s: float
     sampler_s: float
+    memory_s: float
     step_s: float
 
 
@@ -49,6 +50,9 @@ class EngineStats:
         router_s: features and router.
         executor_s: forwards and logits; ``attention_s`` and ``executor_s_by_path`` (its token-wise operators by
             executor) are parts of it.
+        sampler_s: logits to tokens that are accepted; features of the logits, where a router has some, are in both.
+        memory_s: eviction, entries that become int8, prefixes that are kept, slots that ended requests give back, and
+            compaction.
         requested_tokens, executed_tokens: int64 [phase, route], every token that ran, by what the router asked for
             and by what ran.
         degraded_tokens: int64 [route], those that were sent to a route and ran on another.
@@ -80,6 +84,7 @@ class EngineStats:
     router_s: float = 0.0
     executor_s: float = 0.0
     sampler_s: float = 0.0
+    memory_s: float = 0.0
     attention_s: float = 0.0
     executor_s_by_path: dict[str, float] = field(default_factory=dict)
     requested_tokens: IntArray = field(init=False)
@@ -142,6 +147,7 @@ class EngineStats:
         self.schedule_s += times.schedule_s
         self.executor_s += times.executor_s
         self.sampler_s += times.sampler_s
+        self.memory_s += times.memory_s
         self.peak_live_slots = max(self.peak_live_slots, live_slots)
 
     @property

@@ -153,7 +153,7 @@ def format_times(stats: EngineStats) -> str:
     return (
         f"{stats.steps} steps, {stats.step_s:.2f} s = schedule {stats.schedule_s:.3f} + router "
         f"{stats.router_s:.3f} + forward {stats.executor_s:.2f} (attention "
-        f"{stats.attention_s:.2f}, {paths}) + sampler {stats.sampler_s:.3f}"
+        f"{stats.attention_s:.2f}, {paths}) + sampler {stats.sampler_s:.3f} + memory {stats.memory_s:.3f}"
     )
 
 

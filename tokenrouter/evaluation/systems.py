@@ -88,6 +88,23 @@ def without_memory(
     return plain.without_ignored()
 
 
+def pool_note(options: EngineOptions, plain: EngineOptions, who: str) -> tuple[str, ...]:
+    """That a pool had to grow for those that keep every entry; nothing where it did not.
+
+    Args:
+        options: of the run.
+        plain: of ``without_memory``.
+        who: of them, with its verb.
+    """
+    own, grown = options.num_kv_slots, plain.num_kv_slots
+    if own is None or grown is None or grown == own:
+        return ()
+    return (
+        f"Without eviction the longest request or window needs {grown:,} KV slots: {who} so many, and the run has "
+        f"{own:,}. What they gain or lose by room is no effect of the router.",
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SystemsBuilder:
     """Builds engines that differ in router and scheduler only.
@@ -183,7 +200,8 @@ class SystemsBuilder:
             scored |= {self.chosen_name(side): self.llm(side) for side in sides}
         if serve:
             self._serve(name, chosen, llms, request_router)
-        notes = () if for_windows is router else (self._budget_note(for_windows),)
+        notes = pool_note(self.options, self.plain_options, "all_high and the other baselines have")
+        notes += () if for_windows is router else (self._budget_note(for_windows),)
         return Systems(
             chosen=name,
             # Assigning to a name that is there already keeps the baselines' order.

@@ -227,7 +227,7 @@ _COUNTERS = (
     "decided_tokens",
     "num_preemptions",
 )
-_TIMES = ("step_s", "schedule_s", "router_s", "executor_s", "sampler_s")
+_TIMES = ("step_s", "schedule_s", "router_s", "executor_s", "sampler_s", "memory_s")
 
 
 def _cumulative(stats: EngineStats, end_s: float) -> dict[str, Any]:

@@ -8,17 +8,23 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from tokenrouter.engine.memory import slots_for
 from tokenrouter.evaluation.memory_notes import memory_notes
 from tokenrouter.evaluation.metrics import serving_sections
 from tokenrouter.evaluation.progress import progress
 from tokenrouter.evaluation.request_level import calibrate_on_requests
-from tokenrouter.evaluation.systems import SystemsBuilder, calibration_passages
+from tokenrouter.evaluation.systems import (
+    SystemsBuilder,
+    calibration_passages,
+    pool_note,
+    without_memory,
+)
 from tokenrouter.evaluation.throughput import num_tokens
 from tokenrouter.executors import build_pool
 from tokenrouter.features import TokenTypeTable
 from tokenrouter.kernels import select
 from tokenrouter.routers import RequestLevelRouter, Router
-from tokenrouter.tasks import build
+from tokenrouter.tasks import build, checks
 from tokenrouter.tasks.bisect_differences import find_differences, first_difference
 from tokenrouter.tasks.bisect_report import Step, format_steps
 from tokenrouter.tasks.bisect_systems import Served, System, make_systems, serve
@@ -100,6 +106,11 @@ def prepare(cfg: DictConfig) -> Setup:
         requests = workload.build(
             build.encoder(model.tokenizer), text.ids, max_model_len=model.config.max_model_len
         ).requests
+        checks.check_requests(
+            [len(r.prompt_ids) + r.max_output_tokens for r in requests],
+            options.num_kv_slots,
+            slots_for(options.retention, router.routes(model.config.num_layers)),
+        )
         advance("text")
         passages = calibration_passages(requests, held_out.ids, seed=cfg.seed)
         builder = SystemsBuilder(
@@ -126,6 +137,8 @@ def _notes(setup: Setup, served: Served, provenance: Provenance, limit: float) -
         f"{builder.model.name} ({dtype}); {builder.pool.description}; router {router.version}",
         f"{provenance.hardware_label}; torch {provenance.versions['torch']}; {provenance.commit_label}",
     ]
+    plain = without_memory(builder.options, builder.requests)
+    notes += pool_note(builder.options, plain, "the steps before memory have")
     if builder.options.retention is not None:
         notes += memory_notes(
             builder.options.retention, [served.repeat.stats], place="with everything on"

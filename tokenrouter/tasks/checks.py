@@ -117,6 +117,28 @@ def check_windows(
         )
 
 
+def check_requests(
+    lengths: Iterable[int], num_slots: int | None, slots_for: Callable[[int], int] = int
+) -> None:
+    """Refuse requests that the KV pool cannot hold even one at a time.
+
+    Args:
+        lengths: prompt and output tokens of each.
+        num_slots: of the pool; None holds any request.
+        slots_for: as in ``check_windows``.
+
+    Raises:
+        ValueError: the longest one needs more slots at once than there are.
+    """
+    longest = max(lengths, default=0)
+    if num_slots is not None and (needed := slots_for(longest)) > num_slots:
+        raise ValueError(
+            f"a request of {longest} tokens, those to generate included, needs {needed} KV slots, and the pool has "
+            f"{num_slots}: raise kvcache.num_slots, or choose shorter requests (workload.max_prompt_tokens, "
+            "workload.max_output_tokens)"
+        )
+
+
 def _refuse_unknown(path: str, options: Iterable[str], known: list[str], *, owner: str) -> None:
     for option in options:
         if option in _HYDRAS or option in known:
