@@ -2,6 +2,11 @@
 
 from collections.abc import Callable
 
+MOST = 2**53
+"""The largest count: sums of many such fit 64 bits."""
+LEAST_SIZE, MOST_SIZE = 1e-9, 1e9
+"""Of a scale, rate or time: products and quotients of several keep their digits."""
+
 
 def check_integer(name: str, value: object) -> None:
     """Refuse what is no integer.
@@ -18,7 +23,7 @@ def check_integer(name: str, value: object) -> None:
 
 
 def check_count(name: str, value: object, least: int) -> None:
-    """Refuse what is no count, as ``check_integer``, or too small a one.
+    """Refuse what is no count, as ``check_integer``, or one out of range.
 
     Args:
         name: of the option, for messages.
@@ -26,12 +31,14 @@ def check_count(name: str, value: object, least: int) -> None:
         least: allowed.
 
     Raises:
-        ValueError: ``value`` is no integer, or below ``least``.
+        ValueError: ``value`` is no integer, below ``least``, or over ``MOST``, which fits no tensor.
     """
     if not _is_integer(value):
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
     if value < least:  # type: ignore[operator]
         raise ValueError(f"{name} must be at least {least}, got {value}")
+    if value > MOST:  # type: ignore[operator]
+        raise ValueError(f"{name} must be at most {MOST}, got {value}")
 
 
 def check_number(
@@ -51,6 +58,30 @@ def check_number(
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not is_allowed(value):  # type: ignore[arg-type]
         raise ValueError(f"{name}={value!r} must be a number {allowed}")
+
+
+def check_size(name: str, value: object) -> None:
+    """Refuse what is no positive number of a usable size: a scale, a rate, a time.
+
+    Args:
+        name: of the option, for messages.
+        value: to check, as in ``check_number``.
+
+    Raises:
+        ValueError: ``value`` is no number of ``LEAST_SIZE`` to ``MOST_SIZE``.
+    """
+    check_number(
+        name,
+        value,
+        lambda x: LEAST_SIZE <= x <= MOST_SIZE,
+        f"above 0, of {LEAST_SIZE:g} to {MOST_SIZE:g}",
+    )
+
+
+def check_text(name: str, value: object) -> None:
+    """Refuse what is no text; raises ValueError."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be text, got {value!r}")
 
 
 def check_flag(name: str, value: object) -> None:

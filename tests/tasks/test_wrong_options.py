@@ -26,6 +26,18 @@ from tokenrouter.scheduler import SchedulerLimits, StaticBatchScheduler
 from tokenrouter.tasks import build
 from tokenrouter.tasks.bisect import run as bisect
 from tokenrouter.tasks.checks import check_config
+from tokenrouter.workloads import (
+    AzureTrace,
+    GammaRequests,
+    LengthMix,
+    MooncakeTrace,
+    PoissonRequests,
+    RequestKind,
+    RequestSpec,
+    SeedMix,
+    UniformRequests,
+)
+from tokenrouter.workloads.base import greedy
 
 POLICIES: list[Any] = [
     value
@@ -34,6 +46,9 @@ POLICIES: list[Any] = [
     and issubclass(value, RetentionPolicy)
     and value not in (RetentionPolicy, ScoredPolicy)
 ]
+RANGES = {"prompt_min": 5, "prompt_max": 9, "output_min": 2, "output_max": 9}
+RATE = {"num_requests": 3, "rate_requests_s": 2.0}
+TRACE = {"data_dir": "data", "file": "trace", "num_requests": 3}
 NEEDED: dict[Any, dict[str, Any]] = {
     **{policy: {} for policy in POLICIES},
     Budget: {},
@@ -46,7 +61,16 @@ NEEDED: dict[Any, dict[str, Any]] = {
         "decode_tokens": 2,
         "decode_windows": 1,
     },
+    LengthMix: {"prompt_lengths": [5], "output_min": 2, "output_max": 9},
+    UniformRequests: {"num_requests": 3, "prompt_tokens": 5, "output_tokens": 5},
+    PoissonRequests: RATE | RANGES,
+    GammaRequests: RATE | RANGES | {"cv": 3.0},
+    RequestKind: RANGES | {"name": "chat", "share": 1.0},
+    SeedMix: RATE | {"kinds": [RequestKind(name="chat", share=1.0, **RANGES)]},
+    AzureTrace: TRACE,
+    MooncakeTrace: TRACE,
 }
+TEXTS = ("data_dir", "file", "name")
 WRONG = (None, "half", True, nan, inf, 1.5, 2.0)
 
 
@@ -60,6 +84,7 @@ def wrong_values(made: Any, name: str) -> list[Any]:
         if (value is None and NoneType in kinds)
         or (value is True and bool in kinds)
         or (value in (1.5, 2.0) and float in kinds)
+        or (value == "half" and name in TEXTS)
     ]
     return [value for value in WRONG if not any(value is one for one in right)]
 
@@ -97,6 +122,10 @@ def test_a_batch_is_a_number_of_requests(size: Any) -> None:
         "scheduler.max_num_seqs=null",
         "scheduler.min_batch=few",
         "kvcache.prefix_sharing=maybe",
+        "workload.prompt_lengths=5",
+        "workload.prompt_lengths=[abc]",
+        "workload.output_min=2.5",
+        "workload.seed=null",
         "evaluation.window_tokens=long",
         "seed=one",
         "num_threads=0",
@@ -124,6 +153,45 @@ def test_a_flag_is_no_number() -> None:
         check_config(compose_config("debug=tiny", "evaluation.num_repeats=true"))
     with pytest.raises(ValueError, match=r"task\.near_tie_logits must be 0 or more .* True"):
         bisect(_Nothing(), near_tie_logits=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("made", "option", "value"),
+    [
+        (UniformRequests, "gap_s", -0.1),
+        (UniformRequests, "gap_s", 1e300),
+        (UniformRequests, "rate_scale", 1e-300),
+        (UniformRequests, "length_scale", 1e300),
+        (GammaRequests, "cv", 1e-300),
+        (GammaRequests, "rate_requests_s", 0.0),
+        (LengthMix, "prompt_lengths", [nan]),
+        (LengthMix, "prompt_lengths", [1.5]),
+        (LengthMix, "prompt_lengths", [2**53 + 1]),
+        (SeedMix, "kinds", ["chat"]),
+    ],
+)
+def test_a_value_that_no_arithmetic_holds_is_refused_by_name(
+    made: Any, option: str, value: Any
+) -> None:
+    """ZeroDivisionError, OverflowError or a wait for ever when everything was served."""
+    with pytest.raises(ValueError, match=option):
+        made(**NEEDED[made] | {option: value})
+
+
+@pytest.mark.parametrize("arrival_s", [nan, inf, -1.0, 1e10, "soon", True, None])
+def test_a_request_arrives_at_some_time(arrival_s: Any) -> None:
+    """An engine that steps for ever, because NaN never comes; a clock that reads seconds it has no digits for."""
+    with pytest.raises(ValueError, match=r"^arrival_s=.* of 0 to 1e\+09"):
+        RequestSpec(prompt_ids=(1,), params=greedy(1), arrival_s=arrival_s)
+
+
+def test_arrivals_that_together_are_too_late_are_refused_before_a_model() -> None:
+    """rate_scale and gap_s, each of a usable size: ZeroDivisionError in a rate after everything was served."""
+    late = UniformRequests(**NEEDED[UniformRequests] | {"gap_s": 1e9, "rate_scale": 1e-9})
+    with pytest.raises(
+        ValueError, match=r"arrive after 2e\+18 s.*raise workload\.rate_scale=1e-09"
+    ):
+        late.check()
 
 
 class _Nothing:

@@ -131,8 +131,8 @@ def test_the_seed_moves_passages_and_keeps_the_trace(tmp_path: Path) -> None:
     [
         ({"num_requests": 0}, "num_requests must be at least 1, got 0"),
         ({"start": -1}, "start must be at least 0, got -1"),
-        ({"rate_scale": 0.0}, r"rate_scale must be above 0, got 0\.0"),
-        ({"length_scale": -1.0}, "length_scale must be above 0"),
+        ({"rate_scale": 0.0}, r"rate_scale=0\.0 must be a number above 0"),
+        ({"length_scale": -1.0}, "length_scale=-1.0 must be a number above 0"),
         ({"max_prompt_tokens": 0}, "max_prompt_tokens must be at least 1"),
         ({"max_output_tokens": 0}, "max_output_tokens must be at least 1"),
     ],

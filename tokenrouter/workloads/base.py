@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tokenrouter.checks import MOST_SIZE, check_count, check_number
 from tokenrouter.sampling_params import SamplingParams
 
 Encode = Callable[[str], list[int]]
@@ -16,12 +17,23 @@ class RequestSpec:
     Attributes:
         prompt_ids: the prompt's token ids.
         params: how to sample.
-        arrival_s: when it arrives, in seconds after the start.
+        arrival_s: when it arrives, in seconds after the start, 0 to 1e9.
+
+    Raises:
+        ValueError: ``arrival_s`` is no such number.
     """
 
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     arrival_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_number(
+            "arrival_s",
+            self.arrival_s,
+            lambda x: 0 <= x <= MOST_SIZE,
+            f"of 0 to {MOST_SIZE:g} (seconds after the start)",
+        )
 
     @property
     def max_output_tokens(self) -> int:
@@ -100,10 +112,24 @@ class Workload(ABC):
         """Refuse at once, before a model is loaded, what ``build`` would refuse.
 
         Raises:
-            ValueError: a file that the lengths come from is missing.
+            ValueError: a file that the lengths come from is missing or broken, or a request arrives too late.
         """
 
 
 def greedy(max_tokens: int) -> SamplingParams:
     """Exactly ``max_tokens`` tokens, the most likely one each time."""
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+
+
+def check_range(name: str, low: object, high: object) -> None:
+    """Refuse a range of tokens that is empty; raises ValueError.
+
+    Args:
+        name: of the options, without ``_min`` and ``_max``.
+        low: the lower end, a count of at least 1.
+        high: the other, at least ``low``.
+    """
+    check_count(f"{name}_min", low, 1)
+    check_count(f"{name}_max", high, 1)
+    if low > high:  # type: ignore[operator]
+        raise ValueError(f"{name}_min={low} must be at most {name}_max={high}")

@@ -4,7 +4,15 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenrouter.workloads.base import Encode, RequestSet, RequestSpec, Workload, greedy
+from tokenrouter.checks import check_count, check_integer
+from tokenrouter.workloads.base import (
+    Encode,
+    RequestSet,
+    RequestSpec,
+    Workload,
+    check_range,
+    greedy,
+)
 from tokenrouter.workloads.prompts import DEFAULT_PROMPTS
 
 
@@ -22,7 +30,8 @@ class LengthMix(Workload):
         seed: of that draw and of the passages.
 
     Raises:
-        ValueError: no lengths, a length below 1, or a range of outputs that is empty.
+        ValueError: no lengths, one that is no count of at least 1, a range of outputs that is empty, or a seed that is
+            no integer.
     """
 
     prompt_lengths: Sequence[int]
@@ -31,16 +40,15 @@ class LengthMix(Workload):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.prompt_lengths or min(self.prompt_lengths) < 1:
+        lengths = self.prompt_lengths
+        if not isinstance(lengths, Sequence) or isinstance(lengths, str) or not lengths:
             raise ValueError(
-                "workload.prompt_lengths needs lengths of at least 1, "
-                f"got {list(self.prompt_lengths)}"
+                f"workload.prompt_lengths must be a list of lengths, such as [20, 200], got {lengths!r}"
             )
-        if not 1 <= self.output_min <= self.output_max:
-            raise ValueError(
-                "workload needs 1 <= output_min <= output_max, "
-                f"got output_min={self.output_min} and output_max={self.output_max}"
-            )
+        for length in lengths:
+            check_count("a length in workload.prompt_lengths", length, 1)
+        check_range("workload.output", self.output_min, self.output_max)
+        check_integer("workload.seed", self.seed)
 
     def build(
         self, encode: Encode, text_ids: Sequence[int], *, max_model_len: int | None = None

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain, repeat
 from typing import Literal
 
+from tokenrouter.checks import MOST_SIZE, check_count, check_number, check_size, check_text
+from tokenrouter.workloads.base import check_range
 from tokenrouter.workloads.prompts import CODE_PROMPTS, DEFAULT_PROMPTS
 from tokenrouter.workloads.timed import Shape, TimedWorkload
 
@@ -27,7 +29,7 @@ class GammaRequests(TimedWorkload):
         output_min, output_max: tokens of an output, both ends included.
 
     Raises:
-        ValueError: a rate or cv that is not positive, or an empty range; and as TimedWorkload.
+        ValueError: a rate or cv that is no positive number, or an empty range; and as TimedWorkload.
     """
 
     rate_requests_s: float
@@ -39,9 +41,10 @@ class GammaRequests(TimedWorkload):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_positive(rate_requests_s=self.rate_requests_s, cv=self.cv)
-        _check_range("workload.prompt", self.prompt_min, self.prompt_max)
-        _check_range("workload.output", self.output_min, self.output_max)
+        check_size("workload.rate_requests_s", self.rate_requests_s)
+        check_size("workload.cv", self.cv)
+        check_range("workload.prompt", self.prompt_min, self.prompt_max)
+        check_range("workload.output", self.output_min, self.output_max)
 
     def shapes(self) -> list[Shape]:
         """See TimedWorkload."""
@@ -75,7 +78,7 @@ class UniformRequests(TimedWorkload):
         gap_s: seconds between arrivals; 0: all at once.
 
     Raises:
-        ValueError: a length below 1 or a negative gap; and as TimedWorkload.
+        ValueError: a length below 1, or a gap that is no number of 0 to 1e9; and as TimedWorkload.
     """
 
     prompt_tokens: int
@@ -84,10 +87,14 @@ class UniformRequests(TimedWorkload):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_range("workload.prompt_tokens", self.prompt_tokens, self.prompt_tokens)
-        _check_range("workload.output_tokens", self.output_tokens, self.output_tokens)
-        if self.gap_s < 0:
-            raise ValueError(f"workload.gap_s must be at least 0, got {self.gap_s}")
+        check_count("workload.prompt_tokens", self.prompt_tokens, 1)
+        check_count("workload.output_tokens", self.output_tokens, 1)
+        check_number(
+            "workload.gap_s",
+            self.gap_s,
+            lambda x: 0 <= x <= MOST_SIZE,
+            f"of 0 to {MOST_SIZE:g} (seconds)",
+        )
         if self.gap_s == 0 and self.rate_scale != 1.0:
             warnings.warn(
                 f"workload.rate_scale={self.rate_scale} has no effect: all requests arrive at once; "
@@ -121,7 +128,7 @@ class RequestKind:
             them that are code), None: the text itself.
 
     Raises:
-        ValueError: a share that is not positive, an empty range, or an unknown opening.
+        ValueError: a name that is no text, a share that is no positive number, an empty range, or an unknown opening.
     """
 
     name: str
@@ -133,10 +140,11 @@ class RequestKind:
     opening: Literal["prompts", "code"] | None = None
 
     def __post_init__(self) -> None:
-        _check_positive(**{f"kinds.{self.name}.share": self.share})
-        _check_range(f"workload.kinds.{self.name}.prompt", self.prompt_min, self.prompt_max)
-        _check_range(f"workload.kinds.{self.name}.output", self.output_min, self.output_max)
-        if self.opening not in OPENINGS:
+        check_text("workload.kinds: name", self.name)
+        check_size(f"workload.kinds.{self.name}.share", self.share)
+        check_range(f"workload.kinds.{self.name}.prompt", self.prompt_min, self.prompt_max)
+        check_range(f"workload.kinds.{self.name}.output", self.output_min, self.output_max)
+        if self.opening not in tuple(OPENINGS):
             raise ValueError(
                 f"workload.kinds.{self.name}.opening must be prompts, code or null, "
                 f"got {self.opening!r}"
@@ -155,7 +163,7 @@ class SeedMix(TimedWorkload):
         kinds: at least one.
 
     Raises:
-        ValueError: a rate that is not positive, or no kinds; and as TimedWorkload.
+        ValueError: a rate that is no positive number, or no kinds; and as TimedWorkload.
     """
 
     rate_requests_s: float
@@ -163,9 +171,15 @@ class SeedMix(TimedWorkload):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_positive(rate_requests_s=self.rate_requests_s)
-        if not self.kinds:
-            raise ValueError("workload.kinds needs at least one kind of request, got none")
+        check_size("workload.rate_requests_s", self.rate_requests_s)
+        are_kinds = isinstance(self.kinds, Sequence) and all(
+            isinstance(kind, RequestKind) for kind in self.kinds
+        )
+        if not are_kinds or not self.kinds:
+            raise ValueError(
+                "workload.kinds must be a list of kinds of request (RequestKind), each with name, share and lengths, "
+                f"as in conf/workload/seed_mix.yaml; got {self.kinds!r}"
+            )
 
     def shapes(self) -> list[Shape]:
         """See TimedWorkload."""
@@ -200,16 +214,3 @@ def quotas(shares: Sequence[float], count: int) -> list[int]:
     for index in by_remainder[: count - sum(whole)]:
         whole[index] += 1
     return whole
-
-
-def _check_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise ValueError(f"workload.{name} must be above 0, got {value}")
-
-
-def _check_range(name: str, low: int, high: int) -> None:
-    if not 1 <= low <= high:
-        raise ValueError(
-            f"{name} lengths must be 1 or more, and min at most max; got {low} to {high}"
-        )

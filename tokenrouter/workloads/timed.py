@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tokenrouter.checks import MOST_SIZE, check_count, check_integer, check_size
 from tokenrouter.workloads.base import Encode, RequestSet, RequestSpec, Workload, greedy
 
 
@@ -52,7 +53,8 @@ class TimedWorkload(Workload):
         seed: of everything that is drawn.
 
     Raises:
-        ValueError: a number of requests or a limit below 1, or a scale that is not positive.
+        ValueError: a number of requests or a limit that is no count, a scale that is no positive number, or a seed that
+            is no integer.
     """
 
     num_requests: int
@@ -63,13 +65,17 @@ class TimedWorkload(Workload):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("num_requests", "max_prompt_tokens", "max_output_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"workload.{name} must be at least 1, got {value}")
+        check_count("workload.num_requests", self.num_requests, 1)
+        for name in ("max_prompt_tokens", "max_output_tokens"):
+            if getattr(self, name) is not None:
+                check_count(f"workload.{name}", getattr(self, name), 1)
         for name in ("rate_scale", "length_scale"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"workload.{name} must be above 0, got {getattr(self, name)}")
+            check_size(f"workload.{name}", getattr(self, name))
+        check_integer("workload.seed", self.seed)
+
+    def check(self) -> None:
+        """See Workload."""
+        self._arrivals_s(self.shapes())
 
     @abstractmethod
     def shapes(self) -> list[Shape]:
@@ -94,9 +100,11 @@ class TimedWorkload(Workload):
             RequestSpec(
                 prompt_ids=tuple(self._prompt(index, shape, lengths.prompt, encode, text_ids)),
                 params=greedy(lengths.output),
-                arrival_s=(shape.arrival_s - shapes[0].arrival_s) / self.rate_scale,
+                arrival_s=arrival_s,
             )
-            for index, (shape, lengths) in enumerate(zip(shapes, clipped, strict=True))
+            for index, (shape, lengths, arrival_s) in enumerate(
+                zip(shapes, clipped, self._arrivals_s(shapes), strict=True)
+            )
         ]
         return RequestSet(
             requests=tuple(specs),
@@ -105,6 +113,16 @@ class TimedWorkload(Workload):
             clipped_output_tokens=sum(a.output for a in asked) - sum(c.output for c in clipped),
             wrapped_requests=sum(self._longest_passage(c.prompt) > len(text_ids) for c in clipped),
         )
+
+    def _arrivals_s(self, shapes: Sequence[Shape]) -> list[float]:
+        """Of each request, from the first one on; raises ValueError where the last comes too late."""
+        arrivals = [(shape.arrival_s - shapes[0].arrival_s) / self.rate_scale for shape in shapes]
+        if arrivals[-1] > MOST_SIZE:
+            raise ValueError(
+                f"the last request would arrive after {arrivals[-1]:g} s, and {MOST_SIZE:g} is the most: raise "
+                f"workload.rate_scale={self.rate_scale}, or let requests follow sooner"
+            )
+        return arrivals
 
     def _scaled(self, shape: Shape) -> Lengths:
         return Lengths(

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenrouter.checks import check_count, check_text
 from tokenrouter.workloads.text import DATA_DIR_HELP
 from tokenrouter.workloads.timed import Shape, TimedWorkload
 
@@ -18,7 +19,7 @@ class TraceWorkload(TimedWorkload):
         start: so many requests of the trace are skipped.
 
     Raises:
-        ValueError: ``start`` is negative; and as TimedWorkload.
+        ValueError: ``data_dir`` or ``file`` is no text, ``start`` no count; and as TimedWorkload.
     """
 
     data_dir: str | None
@@ -27,12 +28,10 @@ class TraceWorkload(TimedWorkload):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.start < 0:
-            raise ValueError(f"workload.start must be at least 0, got {self.start}")
-
-    def check(self) -> None:
-        """See Workload."""
-        self._path()
+        if self.data_dir is not None:
+            check_text("workload.data_dir", self.data_dir)
+        check_text("workload.file", self.file)
+        check_count("workload.start", self.start, 0)
 
     def shapes(self) -> list[Shape]:
         """See TimedWorkload."""
