@@ -66,7 +66,7 @@ def test_every_key_that_others_read_is_there_and_is_a_number(
 ) -> None:
     """A number that is missing or null, or that another way of asking has."""
     result: dict[str, Any] = json.loads(printed[-1])
-    parts = ("kl", "us", "prefill_us", "small_chunks_us")
+    parts = ("kl", "us", "decode_1_us", "prefill_us", "small_chunks_us")
     for key in (n.format(f"{part}_vs_each_token") for n in NAMES for part in parts):
         assert isinstance(result[key], float) and result[key] > 0, key
     for key in ("cache_hit_frac_shared_prompt", "cache_hit_frac_shared_prompt_and_prefix_sharing"):
@@ -74,12 +74,11 @@ def test_every_key_that_others_read_is_there_and_is_a_number(
     for exact in ("interval_{}_1", "cached_exact_{}", *(f"batched_{{}}_{n}" for n in BATCHES)):
         assert result[exact.format("kl_vs_each_token")] == 1.0
     assert json.loads((folder / "out").read_text()) == result and result["quick"]
-    decided = {
-        row["way"]: row["decided_frac"] for row in result["costs"] if row["phase"] == "decode"
-    }
-    assert [decided[f"interval_{n}"] for n in INTERVALS] == [1 / n for n in INTERVALS]
+    decided = {(row["phase"], row["way"]): row["decided_frac"] for row in result["costs"]}
+    for phase in ("decode", "decode_1"):
+        assert [decided[phase, f"interval_{n}"] for n in INTERVALS] == [1 / n for n in INTERVALS]
     first_words = [line.split()[0] for line in printed if line and not line.startswith("{")]
-    assert all(first_words.count(name) == 5 for name in ("interval_8", "batched_64"))
+    assert all(first_words.count(name) == 6 for name in ("interval_8", "batched_64"))
 
 
 def test_an_interval_repeats_the_route_of_the_last_multiple(bench: Bench) -> None:

@@ -67,10 +67,11 @@ def serving(bench: Bench, sizes: Sizes, dtype: str = "bfloat16") -> Serving:
 
 
 def measure_costs(served: Serving) -> dict[str, dict[str, list[Numbers]]]:
-    """By phase (decode, prefill, small_chunks) and way of asking, the numbers of every turn."""
+    """By phase (decode, decode_1, prefill, small_chunks) and way of asking, the numbers of every turn."""
     routers, chunk = ways(served.make), served.sizes.small_chunk
     return {
-        "decode": _decode(served, routers),
+        "decode": _decode(served, routers, served.sizes.decode_requests),
+        "decode_1": _decode(served, routers, 1),
         "prefill": _prefill(served, routers, "prefill"),
         "small_chunks": _prefill(
             served, routers, "small chunks", max_num_batched_tokens=chunk, max_num_seqs=1
@@ -95,19 +96,21 @@ def measure_shared(served: Serving) -> dict[str, dict[str, Numbers]]:
     return found
 
 
-def _decode(served: Serving, routers: Mapping[str, Router]) -> dict[str, list[Numbers]]:
+def _decode(
+    served: Serving, routers: Mapping[str, Router], num_requests: int
+) -> dict[str, list[Numbers]]:
     llms = {name: served.llm(router) for name, router in routers.items()}
-    prompts = decode_prompts(served.ids, served.sizes)
+    prompts = decode_prompts(served.ids, served.sizes)[:num_requests]
     with ExitStack() as stack:
         batches = {
-            name: stack.enter_context(DecodeBatch(llm, prompts, num_steps=1))
+            name: stack.enter_context(DecodeBatch(llm, prompts, num_steps=max(INTERVALS)))
             for name, llm in llms.items()
         }
 
         def run(name: str) -> None:
             batches[name].stretch_s()
 
-        return _take_turns(llms, run, served.sizes.decode_turns, "decode")
+        return _take_turns(llms, run, served.sizes.decode_turns, f"decode of {num_requests}")
 
 
 def decode_prompts(ids: Sequence[int], sizes: Sizes) -> list[list[int]]:

@@ -23,7 +23,7 @@ class Sizes:
         quality: of the windows.
         shared: of the requests that begin alike.
         turns: that count, of prefill.
-        decode_turns: the same of decode, one step each.
+        decode_turns: the same of decode, as many steps each as the longest interval.
         decode_requests: that decode together.
         context: tokens of their prompts, up to 7 more.
         prompt_tokens: of the prompt whose prefill is timed.
@@ -33,7 +33,7 @@ class Sizes:
     quality: RouterSizes = field(default_factory=lambda: RouterSizes(windows=4))
     shared: RequestSizes = field(default_factory=RequestSizes)
     turns: int = 9
-    decode_turns: int = 96
+    decode_turns: int = 24
     decode_requests: int = 32
     context: int = 256
     prompt_tokens: int = 1024
@@ -44,7 +44,7 @@ QUICK = Sizes(
     quality=ROUTER_QUICK,
     shared=FEW_REQUESTS,
     turns=1,
-    decode_turns=8,
+    decode_turns=1,
     decode_requests=8,
     context=8,
     prompt_tokens=64,
