@@ -1,6 +1,8 @@
 """Guards against traces that are changed on the way: lengths, times, shared prefixes, uncounted cuts."""
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -149,18 +151,89 @@ def test_a_trace_that_is_too_short_says_how_long_it_is(tmp_path: Path) -> None:
         _azure(tmp_path, start=2, num_requests=3).build(_encode, TEXT)
 
 
-@pytest.mark.parametrize("text", ["a,b\n1,2\n", AZURE + "soon,1,2\n", AZURE + "2023-11-16 18:19\n"])
-def test_a_file_that_is_no_trace_is_named(tmp_path: Path, text: str) -> None:
+AT = "2023-11-16 18:18:04"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "line 1: the first line names no column TIMESTAMP, ContextTokens, GeneratedTokens"),
+        ("TIMESTAMP,b\n1,2\n", "line 1: the first line names no column ContextTokens"),
+        (AZURE + "soon,1,2\n", "line 6: TIMESTAMP must be a time such as .*, got 'soon'"),
+        (AZURE + ",1,2\n", "line 6: TIMESTAMP must be a time"),
+        (AZURE + f"{AT}\n", "line 6: ContextTokens must be an integer of at least 1, got None"),
+        (AZURE + f"{AT},many,2\n", "line 6: ContextTokens .* got 'many'"),
+        (AZURE + f"{AT},-5,2\n", "line 6: ContextTokens must be at least 1, got -5"),
+        (AZURE + f"{AT},0,2\n", "line 6: ContextTokens must be at least 1, got 0"),
+        (AZURE + f"{AT},7,0\n", "line 6: GeneratedTokens must be at least 1, got 0"),
+        (AZURE + f"{AT},{'9' * 200_000},1\n", r"behind line 5: no CSV \(field larger"),
+    ],
+)
+def test_a_damaged_line_of_a_table_is_named(tmp_path: Path, text: str, message: str) -> None:
+    """A negative length served as a token; KeyError('TIMESTAMP') of a file of thousands of lines."""
+    with pytest.raises(ValueError, match=rf"trace\.csv, {message}.*; .*check workload\.file") as it:
+        _azure(tmp_path, text, num_requests=1).check()
+    assert len(str(it.value)) < 400 + len(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"timestamp": math.nan}, "timestamp=nan must be a number"),
+        ({"timestamp": math.inf}, "timestamp=inf must be a number"),
+        ({"timestamp": "0"}, "timestamp='0' must be a number"),
+        ({"input_length": -5}, "input_length must be at least 1, got -5"),
+        ({"input_length": 0}, "input_length must be at least 1, got 0"),
+        ({"input_length": 1.5}, "input_length must be an integer of at least 1, got 1.5"),
+        ({"output_length": 0}, "output_length must be at least 1, got 0"),
+        ({"hash_ids": [0]}, "1 hash_ids are too few blocks for 600 tokens"),
+        ({"hash_ids": ["a", "b"]}, "a number in hash_ids must be an integer, got 'a'"),
+        ({"hash_ids": 7}, "hash_ids must be a list of integers, got 7"),
+    ],
+)
+def test_a_damaged_row_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    """NaN as a time, for which an engine steps for ever; an empty prompt that no file is named for."""
+    row = {"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [0, 1]}
+    with pytest.raises(ValueError, match=rf"trace\.jsonl, line 2: {re.escape(message)}.*; mend"):
+        _mooncake(tmp_path, [row, row | change]).check()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[1]", "a request needs timestamp, .*, and has no timestamp, input_length, output_length"),
+        ('{"timestamp": 0, "input_length": 5}', "and has no output_length, hash_ids"),
+        ('{"timestamp": ', r"Expecting value"),
+    ],
+)
+def test_a_line_that_is_no_row_is_named(tmp_path: Path, line: str, message: str) -> None:
+    trace = _mooncake(tmp_path)
+    with (tmp_path / "trace.jsonl").open("a") as file:
+        file.write("\n" + line)
+    with pytest.raises(ValueError, match=rf"trace\.jsonl, line 6: .*{message}"):
+        trace.check()
+
+
+@pytest.mark.parametrize("make", [_azure, _mooncake])
+def test_a_byte_order_mark_is_no_part_of_a_trace(tmp_path: Path, make: Any) -> None:
+    """A table saved by a spreadsheet: no column TIMESTAMP."""
+    trace = make(tmp_path)
+    before = trace.shapes()
+    file = tmp_path / trace.file
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert trace.shapes() == before
+
+
+@pytest.mark.parametrize("make", [_azure, _mooncake])
+def test_a_binary_file_is_named_and_not_shown(tmp_path: Path, make: Any) -> None:
+    """Raw bytes of it in the error, on the terminal and in status.json."""
+    trace = make(tmp_path)
+    (tmp_path / trace.file).write_bytes(b"GGUF" + bytes(range(256)) * 40)
     with pytest.raises(
-        ValueError, match=r"trace\.csv is not a trace of AzureTrace .*workload\.file"
-    ):
-        _azure(tmp_path, text).build(_encode, TEXT)
-
-
-def test_too_few_hash_ids_are_refused(tmp_path: Path) -> None:
-    rows = [{"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [0]}]
-    with pytest.raises(ValueError, match="1 hash_ids are too few blocks for 600 tokens"):
-        _mooncake(tmp_path, rows).build(_encode, TEXT)
+        ValueError, match=r"is no UTF-8 text \(byte 132 .*workload\.file"
+    ) as refused:
+        trace.check()
+    assert str(refused.value).isprintable()
 
 
 def test_without_the_folder_or_the_file_it_says_how_to_set_it(tmp_path: Path) -> None:

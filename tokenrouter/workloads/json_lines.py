@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenrouter.workloads.text import files_in, local_folder
+from tokenrouter.workloads.text import files_in, local_folder, read_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class JsonLines:
         texts = [
             self._text(line, file, number)
             for file in files
-            for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1)
+            for number, line in enumerate(read_text(file, "data").split("\n"), 1)
             if line.strip()
         ]
         return [text for text in texts if text.strip()]

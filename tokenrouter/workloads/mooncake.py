@@ -3,14 +3,19 @@
 import json
 import math
 import random
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from tokenrouter.checks import check_count, check_integer, check_number
 from tokenrouter.workloads.base import Encode
 from tokenrouter.workloads.timed import Shape, num_places, passage
-from tokenrouter.workloads.traces import TraceWorkload
+from tokenrouter.workloads.traces import TraceWorkload, at_line
 
+FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
+MOST_MS = 1e15
 BLOCK_TOKENS = 512
 
 
@@ -24,18 +29,13 @@ class MooncakeTrace(TraceWorkload):
     ``length_scale`` scales the blocks too (rounded up): shared prefixes keep their share of the prompt.
     """
 
-    def _read(self, path: Path) -> list[Shape]:
-        with path.open(encoding="utf-8") as lines:
-            rows = [json.loads(line) for line in lines if line.strip()]
-        return [
-            Shape(
-                arrival_s=row["timestamp"] / 1e3,
-                prompt_tokens=int(row["input_length"]),
-                output_tokens=int(row["output_length"]),
-                block_ids=_block_ids(row),
-            )
-            for row in rows
-        ]
+    def _read(self, path: Path, text: str) -> list[Shape]:
+        found: list[Shape] = []
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                with at_line(path, number):
+                    found.append(_shape(line))
+        return found
 
     def _prompt(
         self, index: int, shape: Shape, length: int, encode: Encode, text_ids: Sequence[int]
@@ -59,10 +59,33 @@ class MooncakeTrace(TraceWorkload):
         return math.ceil(BLOCK_TOKENS * self.length_scale)
 
 
-def _block_ids(row: dict[str, object]) -> tuple[int, ...]:
-    ids, length = row["hash_ids"], row["input_length"]
-    if not isinstance(ids, list) or not isinstance(length, int):
-        raise TypeError("hash_ids must be a list and input_length an integer")
+def _shape(line: str) -> Shape:
+    """The request of one line; raises ValueError where it is none."""
+    row: Any = json.loads(line)
+    known = row if isinstance(row, dict) else {}
+    if lacking := [name for name in FIELDS if name not in known]:
+        raise ValueError(f"a request needs {', '.join(FIELDS)}, and has no {', '.join(lacking)}")
+    check_number(
+        "timestamp",
+        row["timestamp"],
+        lambda x: abs(x) <= MOST_MS,
+        f"of at most {MOST_MS:g} (milliseconds)",
+    )
+    for name in ("input_length", "output_length"):
+        check_count(name, row[name], 1)
+    return Shape(
+        arrival_s=row["timestamp"] / 1e3,
+        prompt_tokens=row["input_length"],
+        output_tokens=row["output_length"],
+        block_ids=_block_ids(row["hash_ids"], row["input_length"]),
+    )
+
+
+def _block_ids(ids: object, length: int) -> tuple[int, ...]:
+    if not isinstance(ids, list):
+        raise ValueError(f"hash_ids must be a list of integers, got {reprlib.repr(ids)}")
+    for block_id in ids:
+        check_integer("a number in hash_ids", block_id)
     if len(ids) * BLOCK_TOKENS < length:
         raise ValueError(f"{len(ids)} hash_ids are too few blocks for {length} tokens")
     return tuple(ids)

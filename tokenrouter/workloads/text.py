@@ -70,13 +70,13 @@ class LocalText:
         """The documents, file by file in the order of their names, each in its own order.
 
         Raises:
-            ValueError: no folder of local sets, or nothing in it that fits.
+            ValueError: no folder of local sets, nothing in it that fits, or a file that is no text.
         """
         folder = local_folder(self.name, self.data_dir, self.folder)
         if not folder.is_dir():
             raise ValueError(f"data {self.name!r}: no folder {folder}; {DATA_DIR_HELP}")
         files = files_in(folder, self.pattern, name=self.name)
-        texts = [file.read_text(encoding="utf-8") for file in files]
+        texts = [read_text(file, "data") for file in files]
         if self.document_start is None:
             return texts
         return [part for text in texts for part in _cut(text, self.document_start)]
@@ -95,6 +95,16 @@ def files_in(folder: Path, pattern: str, *, name: str) -> list[Path]:
     if not files:
         raise ValueError(f"data {name!r}: no file {pattern} in {folder}; {DATA_DIR_HELP}")
     return files
+
+
+def read_text(path: Path, option: str) -> str:
+    """The text of a UTF-8 file, with or without a byte-order mark; raises ValueError, naming ``option``, for others."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is no UTF-8 text (byte {error.start} is none): check {option}, or convert it, e.g. with iconv"
+        ) from None
 
 
 def calibration_documents(documents: Sequence[str]) -> list[str]:

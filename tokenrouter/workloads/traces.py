@@ -1,11 +1,13 @@
 """Recorded traces in the folder of local data sets."""
 
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenrouter.checks import check_count, check_text
-from tokenrouter.workloads.text import DATA_DIR_HELP
+from tokenrouter.workloads.text import DATA_DIR_HELP, read_text
 from tokenrouter.workloads.timed import Shape, TimedWorkload
 
 
@@ -36,12 +38,7 @@ class TraceWorkload(TimedWorkload):
     def shapes(self) -> list[Shape]:
         """See TimedWorkload."""
         path = self._path()
-        try:
-            found = self._read(path)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path} is not a trace of {type(self).__name__} ({error!r}): check workload.file"
-            ) from error
+        found = self._read(path, read_text(path, "workload.file"))
         found.sort(key=lambda shape: shape.arrival_s)
         stop = self.start + self.num_requests
         if stop > len(found):
@@ -52,8 +49,8 @@ class TraceWorkload(TimedWorkload):
         return found[self.start : stop]
 
     @abstractmethod
-    def _read(self, path: Path) -> list[Shape]:
-        """Every request of the trace; KeyError, TypeError or ValueError where it has another format."""
+    def _read(self, path: Path, text: str) -> list[Shape]:
+        """Every request of the trace ``path``, which holds ``text``; raises ValueError with the line that is none."""
 
     def _path(self) -> Path:
         if not self.data_dir:
@@ -64,3 +61,14 @@ class TraceWorkload(TimedWorkload):
         if not path.is_file():
             raise ValueError(f"no trace {path}; {DATA_DIR_HELP}")
         return path
+
+
+@contextmanager
+def at_line(path: Path, number: int) -> Iterator[None]:
+    """Says of a ValueError in the block which line of which trace it is about."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(
+            f"{path}, line {number}: {error}; mend the line, or check workload.file"
+        ) from error
