@@ -10,12 +10,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from scripts.router_bench.asking import is_high
 from scripts.router_bench.measures import Measured, kl_nats, means
-from scripts.router_bench.routings import Routing, all_low, is_high
+from scripts.router_bench.routings import Routing, all_low
 from scripts.router_bench.setup import Bench, Text
 from tokenrouter.evaluation.progress import progress
 from tokenrouter.features import TokenTypeTable
 from tokenrouter.routers import RandomRouter, Router
+from tokenrouter.types import Phase
 
 from .ways import SHARE, ways
 
@@ -47,7 +49,7 @@ def measure_quality(bench: Bench, text: Text) -> dict[str, Quality]:
             answers = answered(routers, ids, bench.types, seed)
             kl_BN = _kl(bench, ids, answers)
             for key, measured in means(answers, kl_BN).items():
-                found.setdefault(key[0], []).append(measured)
+                found.setdefault(key[1], []).append(measured)
             advance()
     return {name: _quality(windows, routers.get(name)) for name, windows in found.items()}
 
@@ -82,7 +84,13 @@ def _kl(bench: Bench, ids: Sequence[int], answers: Sequence[Routing]) -> Tensor:
 
 
 def _routing(name: str, is_high_N: Tensor) -> Routing:
-    return Routing(router=name, pick="threshold", share=SHARE, is_low_LN=~is_high_N[None])
+    return Routing(
+        phase=Phase.PREFILL,
+        router=name,
+        pick="threshold",
+        share=SHARE,
+        is_low_LN=~is_high_N[None],
+    )
 
 
 def _quality(windows: Sequence[Measured], router: Router | None) -> Quality:

@@ -115,6 +115,7 @@ def decode_batch(ids: Sequence[int], context: int, types: TokenTypeTable) -> Tok
         **{
             name: torch.cat([getattr(part, name) for part in parts])
             for name in TokenBatch.__slots__
+            if name != "hidden_TE"
         }
     )
 

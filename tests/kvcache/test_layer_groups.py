@@ -13,7 +13,7 @@ import torch
 
 from tests.engine.tools import NearTies, greedy, prompts, routes, run_all, tiny, tokens, twin
 from tokenrouter import LLM, EngineOptions
-from tokenrouter.engine import build
+from tokenrouter.engine import memory
 from tokenrouter.engine.step import ForwardBuilder
 from tokenrouter.executors import build_pool
 from tokenrouter.models.tiny import tiny_random
@@ -47,7 +47,7 @@ def engine(model_name: str, kernels: str, num_kv_slots: int | None = None) -> LL
 def grouped(monkeypatch: pytest.MonkeyPatch, *args: Any) -> LLM:
     """The same with every other layer in the second group."""
     with monkeypatch.context() as patch:
-        patch.setattr(build, "_layer_groups", lambda num_layers, options: ALTERNATE)
+        patch.setattr(memory, "_layer_groups", lambda num_layers, options: ALTERNATE)
         llm = engine(*args)
     assert len(llm.engine.pool.tables) == 2
     return llm
@@ -147,5 +147,5 @@ def test_each_layer_is_written_by_its_group_only(monkeypatch: pytest.MonkeyPatch
 
 def test_one_group_by_default() -> None:
     """An engine that keeps, and plans attention over, more tables than its layers need."""
-    assert build._layer_groups(4, EngineOptions()) == (0, 0, 0, 0)
+    assert memory._layer_groups(4, EngineOptions()) == (0, 0, 0, 0)
     assert len(engine("two routes", "native").engine.pool.tables) == 1
