@@ -5,6 +5,7 @@ N tokens of a window, L layers, W windows.
 
 import io
 import json
+import math
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
@@ -30,6 +31,7 @@ from tokenrouter.features import sequence_batch
 from tokenrouter.models import LoadedModel, tiny_random
 from tokenrouter.routers import EntropyRouter, LayerwiseRouter, Router
 from tokenrouter.routers.artifact import Artifact, TrainedFor, write_artifact
+from tokenrouter.routers.layer_groups import Groups, widths
 from tokenrouter.routers.lookup import NUM_PHASES, Bins
 from tokenrouter.telemetry import Spread
 from tokenrouter.training.labels.divergence import kl_nats as kl_of_rows
@@ -44,18 +46,29 @@ CLAIMS = (
 )
 
 
-def write_router(folder: Path, model: LoadedModel, executor: str, name: str = "tiny") -> Path:
+def write_router(
+    folder: Path,
+    model: LoadedModel,
+    executor: str,
+    name: str = "tiny",
+    groups: Groups | None = None,
+) -> Path:
     """An mlp with drawn weights; that of the smoothed path looks at logits in decode."""
     bins = Bins(("position", "token_type"), ((3.5, 15.5), (0.5, 1.5, 2.5)), (35, 104))
     if executor == "int8_smooth":
         bins = Bins((*bins.names, "entropy"), (*bins.edges, (5.2,)), bins.ids)
     draw = torch.Generator().manual_seed(3)
+    scores = NUM_PHASES * len(widths(groups))
     tensors = {
-        "table": torch.randn(bins.num_rows, HIDDEN + NUM_PHASES, generator=draw),
-        "head": torch.randn(NUM_PHASES, HIDDEN, generator=draw),
+        "table": torch.randn(bins.num_rows, HIDDEN + scores, generator=draw),
+        "head": torch.randn(scores, HIDDEN, generator=draw),
     }
     of = TrainedFor(
-        model=model.name, model_hash=model.model_hash, executor=executor, label="fisher"
+        model=model.name,
+        model_hash=model.model_hash,
+        executor=executor,
+        label="fisher",
+        layer_groups=groups,
     )
     artifact = Artifact(kind="mlp", bins=bins, trained_for=of, hidden=HIDDEN, tensors=tensors)
     return write_artifact(artifact, folder / f"{name}_{executor}_mlp.json")
@@ -194,11 +207,11 @@ def test_entropy_is_asked_with_the_logits_before_each_token(bench: Bench) -> Non
     router = calibrated(bench, bench.texts[0])[0.2]["entropy"]
     assert isinstance(router, EntropyRouter) and not router.needs_calibration
     window = asked(bench, ids, torch.rand(64, 4), logit_signals(bench, ids), Phase.DECODE)
-    score_M, is_high_M = window.answer(router)
+    score_1M, is_high_1M = window.answer(router)
     logits_NV = decoder.logits(decoder.trace(torch.tensor(ids)).inputs[-1])
     expected_N = torch.distributions.Categorical(logits=logits_NV).entropy()
-    torch.testing.assert_close(score_M, expected_N[:-1], atol=1e-4, rtol=1e-4)
-    assert 0.05 < float(is_high_M.float().mean()) < 0.5
+    torch.testing.assert_close(score_1M[0], expected_N[:-1], atol=1e-4, rtol=1e-4)
+    assert 0.05 < float(is_high_1M.float().mean()) < 0.5
 
 
 def test_a_router_with_a_decode_head_of_its_own_is_asked_in_both_phases(bench: Bench) -> None:
@@ -209,6 +222,21 @@ def test_a_router_with_a_decode_head_of_its_own_is_asked_in_both_phases(bench: B
     for phase in Phase:
         window = asked(smooth, text.windows[0], label_NL, signals, phase)
         assert 0 < int(window.answer(router)[1].sum()) < 40
+
+
+def test_groups_of_layers_are_chosen_by_shares_of_the_work(bench: Bench, tmp_path: Path) -> None:
+    """Tokens that count as low where some of their layers are high; a share of pairs, whatever their layers."""
+    path = write_router(tmp_path, bench.model, "int8", groups=((0, 1), (1, 4)))
+    grouped, text = replace(bench, trained={"int8": {"mlp": path}}), bench.texts[0]
+    routers = {0.2: {"mlp": calibrated(grouped, text)[0.2]["mlp"]}}
+    signals = logit_signals(bench, text.windows[0])
+    window = asked(grouped, text.windows[0], torch.rand(64, 4), signals, Phase.PREFILL)
+    found = {(a.router, a.pick): a for a in routings(grouped, window, routers, [0, 1, 2, 3])}
+    assert found["mlp", "rank"].high_frac == pytest.approx(0.2, abs=1 / 256)
+    first_N, *others = found["mlp", "threshold"].is_low_LN
+    assert len(others) == 3 and all(torch.equal(other_N, others[0]) for other_N in others)
+    assert not torch.equal(first_N, others[0]) and math.isnan(found["mlp", "rank"].auroc)
+    assert 0.05 < found["mlp", "threshold"].high_frac < 0.4
 
 
 def at(value: float) -> Spread:

@@ -63,7 +63,7 @@ class TrainedFormat:
         if header.get("format_version") not in self.versions:
             raise ValueError(
                 f"{path} has format version {header.get('format_version')!r}, and this version of tokenrouter reads "
-                f"{' and '.join(map(str, self.versions))}: {self.remedy}"
+                f"{', '.join(map(str, self.versions))}: {self.remedy}"
             )
         if missing := sorted(self.keys - header.keys()):
             raise ValueError(f"{path} lacks {', '.join(missing)}: {self.remedy}")

@@ -55,10 +55,21 @@ def logit_signals(bench: Bench, ids: Sequence[int]) -> TextSignals:
 
 
 def is_high(router: Router, ids: Sequence[int], types: TokenTypeTable) -> Tensor:
-    """Which tokens of a prompt a calibrated router sends high, bool ``[N]``."""
+    """Which tokens of a prompt a calibrated router sends high in all layers, bool ``[N]``."""
     return (
         router.route(shown(router, decided(ids, Phase.PREFILL, types), types, None)).route_T == HIGH
     )
+
+
+def low_layers(router: Router, route_T: Tensor, num_layers: int) -> Tensor:
+    """Which layers of tokens are low by their routes, bool ``[L, T]``."""
+    is_low_RL = torch.tensor(
+        [
+            [route.executor_at(layer) == "low" for layer in range(num_layers)]
+            for route in router.routes(num_layers).routes
+        ]
+    )
+    return is_low_RL[route_T].t()
 
 
 def calibrated(bench: Bench, text: Text) -> dict[float, dict[str, Router]]:

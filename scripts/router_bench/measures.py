@@ -14,7 +14,16 @@ from tokenrouter.training.gradients import HEAD_ROWS, DifferentiableDecoder
 from tokenrouter.training.labels.fisher import Fisher
 from tokenrouter.types import Phase
 
-from .asking import Routers, calibrated, first_decided, is_high, logit_signals, with_thresholds
+from .asking import (
+    Routers,
+    calibrated,
+    decided,
+    first_decided,
+    logit_signals,
+    low_layers,
+    shown,
+    with_thresholds,
+)
 from .routings import Key, Routing, all_low, asked, layer_order, routings
 from .setup import PLAIN, SMOOTH, Bench, Text
 
@@ -103,13 +112,14 @@ def measure_smoothed(bench: Bench, text: Text) -> Smoothed | None:
     kl, plain_low, shares = [], [], []
     with progress(f"{text.name}: smoothed", len(text.windows), unit="windows") as advance:
         for ids in text.windows:
-            is_high_N = is_high(router, ids, bench.types)
+            inputs = shown(router, decided(ids, Phase.PREFILL, bench.types), bench.types, None)
+            route_N = router.route(inputs).route_T
             routed = Routing(
                 phase=Phase.PREFILL,
                 router="mlp",
                 pick="threshold",
                 share=SMOOTH_SHARE,
-                is_low_LN=~is_high_N[None],
+                is_low_LN=low_layers(router, route_N, bench.model.config.num_layers),
             )
             kl.append(kl_nats(bench.decoders[SMOOTH], ids, [routed]).mean())
             plain_low.append(kl_nats(bench.decoders[PLAIN], ids, [all_low()]).mean())

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from tokenrouter.evaluation.router_scores import NEEDY_FRAC, auroc, recall, top_share
 from tokenrouter.features import Signals, TokenTypeTable
-from tokenrouter.routers import HIGH, RandomRouter, Router
+from tokenrouter.routers import LearnedRouter, RandomRouter, Router
 from tokenrouter.types import Phase, TokenBatch
 
-from .asking import Routers, decided, first_decided, shown
+from .asking import Routers, decided, first_decided, low_layers, shown
 from .setup import Bench
 
 Pick = Literal["threshold", "rank", "exact"]
@@ -33,7 +33,7 @@ class Routing:
         pick: how tokens are picked, see the script.
         share: of high tokens that was asked for.
         is_low_LN: bool; L may be 1, which counts for all layers, and so may N.
-        auroc: of the score against the 10 % largest labels; NaN without a score.
+        auroc: of the score against the 10 % largest labels; NaN without a score of the token.
         recall: of as many of the largest labels as the share; NaN where not tokens are picked.
         weight: in the mean over the routings of one key.
     """
@@ -76,9 +76,13 @@ class Asked:
     types: TokenTypeTable
 
     def answer(self, router: Router) -> tuple[Tensor, Tensor]:
-        """Scores, and which tokens go high."""
-        decision = router.route(shown(router, self.batch, self.types, self.signals))
-        return decision.score_T, decision.route_T == HIGH
+        """Scores, float32 ``[L, M]``, and what goes high, bool ``[L, M]``; L is 1 where all layers go one way."""
+        inputs = shown(router, self.batch, self.types, self.signals)
+        decision = router.route(inputs)
+        score_LM = decision.score_T[None]
+        if isinstance(router, LearnedRouter):
+            score_LM = router.layer_scores(inputs).t()
+        return score_LM, ~low_layers(router, decision.route_T, len(score_LM))
 
     def layers(self, router: str, share: float, is_low_L1: Tensor) -> Routing:
         """Every decided token takes the same layers low."""
@@ -91,17 +95,22 @@ class Asked:
         )
 
     def tokens(
-        self, router: str, pick: Pick, share: float, score_M: Tensor, is_high_M: Tensor
+        self, router: str, pick: Pick, share: float, score_LM: Tensor, is_high_LM: Tensor
     ) -> Routing:
-        """The tokens of a choice."""
-        return Routing(
+        """The tokens of a choice, or their layers."""
+        routing = Routing(
             phase=self.phase,
             router=router,
             pick=pick,
             share=share,
-            is_low_LN=self._in_window(~is_high_M[None]),
-            auroc=auroc(score_M, top_share(self.label_M, NEEDY_FRAC)),
-            recall=recall(is_high_M, top_share(self.label_M, share)),
+            is_low_LN=self._in_window(~is_high_LM),
+        )
+        if len(score_LM) > 1:
+            return routing
+        return replace(
+            routing,
+            auroc=auroc(score_LM[0], top_share(self.label_M, NEEDY_FRAC)),
+            recall=recall(is_high_LM[0], top_share(self.label_M, share)),
         )
 
     def _in_window(self, is_low_LM: Tensor) -> Tensor:
@@ -158,16 +167,21 @@ def routings(
     yield window.layers("all_low", 0.0, torch.ones(1, 1, dtype=torch.bool))
     for share, by_name in routers.items():
         yield window.layers("layerwise", share, layer_map(share, layers))
-        label_M = window.label_M
-        yield window.tokens("oracle", "exact", share, label_M, top_share(label_M, share))
+        label_1M = window.label_M[None]
+        yield window.tokens("oracle", "exact", share, label_1M, top_work(label_1M, share))
         for seed in range(bench.sizes.seeds):
             yield from _random(window, share, window.answer(RandomRouter(share, seed))[0])
         for name, router in by_name.items():
             if window.phase not in router.phases:
                 continue
-            score_M, is_high_M = window.answer(router)
-            yield window.tokens(name, "threshold", share, score_M, is_high_M)
-            yield window.tokens(name, "rank", share, score_M, top_share(score_M, share))
+            score_LM, is_high_LM = window.answer(router)
+            yield window.tokens(name, "threshold", share, score_LM, is_high_LM)
+            yield window.tokens(name, "rank", share, score_LM, top_work(score_LM, share))
+
+
+def top_work(score_LM: Tensor, share: float) -> Tensor:
+    """Bool ``[L, M]``: the largest scores, ``share`` of the work (tokens times layers), the earlier token first."""
+    return top_share(score_LM.t().flatten(), share).view(score_LM.t().shape).t()
 
 
 def layer_map(share: float, layers: Sequence[int]) -> Tensor:
@@ -187,7 +201,7 @@ def num_high_layers(share: float, num_layers: int) -> int:
     return math.ceil(round(share * num_layers, 6))
 
 
-def _random(window: Asked, share: float, score_M: Tensor) -> Iterator[Routing]:
+def _random(window: Asked, share: float, score_1M: Tensor) -> Iterator[Routing]:
     """A random choice; where a window's first token is decided, with it low and high, weighed by the chance of each.
 
     That token alone is worth as much as a large part of an oracle's gain, so a mean over a few seeds would be the luck
@@ -195,8 +209,8 @@ def _random(window: Asked, share: float, score_M: Tensor) -> Iterator[Routing]:
     """
     firsts = ((-1.0, 1.0 - share), (2.0, share))  # below and above all draws
     for first, weight in firsts if window.phase == Phase.PREFILL else ((None, 1.0),):
-        drawn_M = score_M.clone()
+        drawn_1M = score_1M.clone()
         if first is not None:
-            drawn_M[0] = first
-        routing = window.tokens("random", "exact", share, drawn_M, top_share(drawn_M, share))
+            drawn_1M[0, 0] = first
+        routing = window.tokens("random", "exact", share, drawn_1M, top_work(drawn_1M, share))
         yield replace(routing, weight=weight)

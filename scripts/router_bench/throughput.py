@@ -13,7 +13,7 @@ from tokenrouter import LLM
 from tokenrouter.engine import EngineOptions
 from tokenrouter.evaluation import ratios as timing
 from tokenrouter.executors import build_pool
-from tokenrouter.routers import HIGH, AllLowRouter, LayerwiseRouter, RandomRouter, Router
+from tokenrouter.routers import AllLowRouter, LayerwiseRouter, RandomRouter, Router
 from tokenrouter.telemetry import Spread, spread
 from tokenrouter.types import Phase
 
@@ -106,6 +106,6 @@ def _routers(
         for name, router in ({"random": RandomRouter(share)} | bench.scored(share)).items():
             inputs = shown(router, batch, bench.types, None)
             router.calibrate([inputs])
-            is_high_T = router.route(inputs).route_T == HIGH
-            found.setdefault(name, []).append((float(is_high_T.double().mean()), router))
+            high_T = router.high_work(router.route(inputs).route_T)
+            found.setdefault(name, []).append((float(high_T.mean()), router))
     return found

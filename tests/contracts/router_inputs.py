@@ -6,7 +6,9 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from tests.routers.trained import drawn_artifact
 from tokenrouter.features import TokenTypeTable, sequence_batch
+from tokenrouter.routers.artifact import write_artifact
 from tokenrouter.routers.oracle import save_labels
 from tokenrouter.types import RoutingDecision, TokenBatch
 
@@ -50,6 +52,13 @@ def label_file(seed: int) -> str:
     path = Path(FOLDER.name) / f"{seed}.safetensors"
     save_labels(path, ids, labels, label="drawn")
     return str(path)
+
+
+@cache
+def grouped_router() -> str:
+    """The file of an mlp with drawn numbers that decides about three groups of 30 layers."""
+    artifact = drawn_artifact(groups=((0, 5), (5, 28), (28, 30)))
+    return str(write_artifact(artifact, Path(FOLDER.name) / "grouped"))
 
 
 def another_tail(ids: list[int], keep: int, seed: int) -> list[int]:

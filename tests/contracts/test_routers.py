@@ -21,6 +21,7 @@ from tests.contracts.router_inputs import (
     TABLE,
     another_tail,
     concat,
+    grouped_router,
     label_file,
     rows_of,
     sequences,
@@ -56,9 +57,11 @@ def with_budgets(names: list[str]) -> list[tuple[str, tuple[str, ...]]]:
     return [(name, ()) for name in names] + [(name, set_) for name, set_ in found.items() if set_]
 
 
-CASES = with_budgets(NAMES)
+GROUPED = ("mlp", (f"router.path={grouped_router()}", "router.budget.high_frac=0.3"))
+CASES = [*with_budgets(NAMES), GROUPED]
+IDS = [" ".join((name, *more)) for name, more in CASES[:-1]]
 every_router = pytest.mark.parametrize(
-    ("name", "overrides"), CASES, ids=[" ".join((name, *more)) for name, more in CASES]
+    ("name", "overrides"), CASES, ids=[*IDS, "mlp with layer groups"]
 )
 few_examples = settings(max_examples=25, deadline=None)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from tests.engine.grouped import grouped_router
 from tests.engine.late import LateRouter
 from tests.engine.tools import (
     ThreeRoutes,
@@ -34,6 +35,8 @@ ROUTERS = {
     "layerwise": lambda: LayerwiseRouter(high_layers=[1, -1]),
     "three routes": ThreeRoutes,
     "after a layer": lambda: LateRouter(after_layer=2),
+    "layer groups": grouped_router,
+    "layer groups after a layer": lambda: grouped_router(groups=((1, 2), (2, 4))),
 }
 every_router = pytest.mark.parametrize("router", ROUTERS)
 
@@ -71,6 +74,14 @@ def test_logits_are_those_of_the_recorded_routes(router: str, lm_head: str) -> N
             start = 0 if prompt_len >= len(ids) else prompt_len - 1
             assert got_TV[:start].isnan().all()
             assert_close(got_TV[start:], expected_TV[start:], rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("prompt_len", [10_000, 2])
+def test_tokens_take_many_routes_of_a_router_with_groups(prompt_len: int) -> None:
+    """Guards the guard: a router whose tokens all go one way would show no mixed route."""
+    llm = LLM(tiny(), router=grouped_router(), executors=twin())
+    _, route_lists = teacher_forced(llm, [list(p) for p in prompts()[:7]], prompt_len)
+    assert len({route for taken in route_lists for route in taken}) >= 4
 
 
 def _head(route: Route, lm_head: str) -> str:

@@ -51,6 +51,8 @@ def test_tokens_of_a_route_that_the_pool_lacks_count_as_high(model: LoadedModel)
     routes = serving_sections(llm, [result])["routes"]
     assert list(routes) == ["layerwise", "high"]
     assert (routes["high"]["token_frac"], routes["high"]["executor"]) == (1.0, "full")
+    shares = [routes[name]["high_layers_frac"] for name in ("layerwise", "high")]
+    assert shares == [1 / model.config.num_layers, 1.0]
     assert (routes["layerwise"]["token_frac"], routes["layerwise"]["degraded_frac"]) == (0.0, 1.0)
 
 

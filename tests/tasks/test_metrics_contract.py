@@ -57,6 +57,7 @@ EXPECTED = {
         for route in ("high", "low")
         for name in (
             "executor",
+            "high_layers_frac",
             "token_frac",
             "prefill_token_frac",
             "decode_token_frac",

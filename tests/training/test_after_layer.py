@@ -69,7 +69,7 @@ def test_only_layers_after_the_decision_count(tmp_path: Path) -> None:
         store.open(facts)
         for split in ("train", "valid"):
             store.write(f"{split}-drawn-00000", window_rows(0, split))
-        sums.append(RouterData(str(store.path)).train.label_N)
+        sums.append(RouterData(str(store.path)).train.label_NG[:, 0])
     label_N2 = window_rows(0, "train").label_NC
     assert torch.allclose(sums[0], label_N2.sum(1)) and torch.allclose(sums[1], label_N2[:, 1])
 

@@ -147,6 +147,25 @@ def test_a_share_is_calibrated_and_judged_on_other_text(router_path: Path, tmp_p
     assert not router.needs_calibration
 
 
+def test_a_share_of_the_work_is_calibrated(data_path: Path, tmp_path: Path) -> None:
+    """Guards against tokens that count as low where some of their layers are high."""
+    data = RouterData(
+        str(data_path),
+        features=["position", "token_type"],
+        min_id_count=10**6,
+        layer_groups=[[0, 1], [1, 2]],
+    )
+    trained = train(data, TrainOptions(kind="linear", max_epochs=2), folder=tmp_path)
+    path = write_artifact(
+        make_artifact(data, trained, layers=None, about={}), tmp_path / "router.json"
+    )
+    common = ("task=calibrate", "router=linear", f"router.path={path}", *TINY)
+    folder = run_in(tmp_path / "run", *common, "calibrate.high_frac=0.3")
+    about = json.loads((folder / "calibrated.json").read_text())
+    for share in about["achieved_high_frac"]["calibration"].values():
+        assert share == pytest.approx(0.3, abs=0.03)
+
+
 def test_a_kl_is_calibrated(router_path: Path, tmp_path: Path) -> None:
     """Guards against a KL of another measure than task=evaluate's, and against more high tokens than needed."""
     common = ("task=calibrate", "router=linear", f"router.path={router_path}", *TINY)

@@ -10,6 +10,7 @@ from tokenrouter.engine import EngineStats
 from tokenrouter.evaluation.divergence import TokenScores
 from tokenrouter.evaluation.quality import Quality
 from tokenrouter.evaluation.rows import SystemRow
+from tokenrouter.evaluation.shares import high_layers
 from tokenrouter.evaluation.slo import SLO
 from tokenrouter.evaluation.throughput import Repeat, Throughput
 from tokenrouter.types import Phase, Route
@@ -158,6 +159,7 @@ def _routes(llm: LLM, passes: Sequence[Repeat]) -> Section:
     requested = np.sum([s.requested_tokens for s in stats], axis=0)
     degraded = np.sum([s.degraded_tokens for s in stats], axis=0)
     table = llm.engine.route_table.routes
+    high_R = high_layers(llm)
     path_ms = _ms_per_token(table, executed.sum(axis=0).tolist(), stats)
     section: Section = {}
     for index, route in enumerate(table):
@@ -166,6 +168,7 @@ def _routes(llm: LLM, passes: Sequence[Repeat]) -> Section:
             "executor": "+".join(
                 llm.pool.executors[path].name for path in paths if path in llm.pool.executors
             ),
+            "high_layers_frac": float(high_R[index]),
             "token_frac": _frac(executed[:, index].sum(), executed.sum()),
             "prefill_token_frac": _frac(
                 executed[Phase.PREFILL, index], executed[Phase.PREFILL].sum()

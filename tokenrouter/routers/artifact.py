@@ -17,12 +17,12 @@ from torch import Tensor
 
 from tokenrouter.features import FEATURES
 from tokenrouter.files import TrainedFormat, replace_file
+from tokenrouter.routers.layer_groups import Groups, check_groups, widths
 from tokenrouter.routers.lookup import Bins, check_tensors
 
 FORMAT = "tokenrouter router"
-FORMAT_VERSION = 2
-READABLE = (1, 2)
-"""Version 1 has no numbers of ids and is otherwise the same."""
+READABLE = (1, 2, 3)
+"""Version 1 has no numbers of ids, and version 2 no groups of layers; files without groups are still written as 2."""
 Kind = Literal["mlp", "linear", "trees"]
 SUFFIX: Mapping[str, str] = {"mlp": ".safetensors", "linear": ".safetensors", "trees": ".txt"}
 TRAIN = "train one with `python run.py task=train_router`"
@@ -50,6 +50,7 @@ class TrainedFor:
         label: of the label maker.
         layers: whose labels were added up; None: all that a decision is about.
         after_layer: layers of a token that have run before it is asked; 0: none.
+        layer_groups: that are decided about one by one; None: one decision for all layers.
     """
 
     model: str
@@ -58,6 +59,14 @@ class TrainedFor:
     label: str
     layers: tuple[int, ...] | None = None
     after_layer: int = 0
+    layer_groups: Groups | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """As it is stored, without groups where there are none."""
+        facts = asdict(self)
+        if self.layer_groups is None:
+            del facts["layer_groups"]
+        return facts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,8 +81,8 @@ class Artifact:
         trained_for: model, low path and label.
         thresholds: by share of high tokens (``0.1``) and phase (``prefill``), on the text that it was trained on.
         about: where it comes from and how good it was: plain values that no router reads.
-        tensors: float32 ``table [K, H + P]`` and ``head [P, H]``, and those of IdRows where ids have numbers; none
-            for trees.
+        tensors: float32 ``table [K, H + O]`` and ``head [O, H]`` with a score per phase and group (O), and those of
+            IdRows where ids have numbers; none for trees.
         text: the trees; empty for tables.
     """
 
@@ -96,7 +105,7 @@ class Artifact:
     @property
     def version(self) -> str:
         """Hash of all that a decision depends on."""
-        trained_for = asdict(self.trained_for)
+        trained_for = self.trained_for.facts()
         if not self.trained_for.after_layer:  # as in versions of before it could be another number
             del trained_for["after_layer"]
         facts = json.dumps([self.kind, asdict(self.bins), self.hidden, trained_for])
@@ -120,7 +129,7 @@ def write_artifact(artifact: Artifact, path: Path) -> Path:
     payload = artifact.payload
     header = {
         "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        "format_version": 2 if artifact.trained_for.layer_groups is None else 3,
         "version": artifact.version,
         "kind": artifact.kind,
         "features": [
@@ -128,7 +137,7 @@ def write_artifact(artifact: Artifact, path: Path) -> Path:
             for name, edges in zip(artifact.bins.names, artifact.bins.edges, strict=True)
         ],
         "hidden": artifact.hidden,
-        "trained_for": asdict(artifact.trained_for),
+        "trained_for": artifact.trained_for.facts(),
         "thresholds": artifact.thresholds,
         "ids": list(artifact.bins.ids),
         "sha256": hashlib.sha256(payload).hexdigest(),
@@ -168,20 +177,23 @@ def read_artifact(path: Path | str, kind: Kind) -> Artifact:
     second = path.with_suffix(SUFFIX[kind])
     payload = _FILES.read_payload(second, header)
     bins = Bins(names, tuple(tuple(f["edges"]) for f in features), tuple(header["ids"]))
-    trained_for = dict(header["trained_for"])
-    if trained_for.get("layers") is not None:
-        trained_for["layers"] = tuple(trained_for["layers"])
+    trained_for = _trained_for(path, header)
     artifact = Artifact(
         kind=kind,
         bins=bins,
         hidden=header["hidden"],
-        trained_for=TrainedFor(**trained_for),
+        trained_for=trained_for,
         thresholds=header["thresholds"],
         about=header["about"],
         tensors={} if kind == "trees" else _FILES.tensors(second, payload),
         text=payload.decode() if kind == "trees" else "",
     )
-    if kind != "trees" and (wrong := check_tensors(bins, artifact.tensors, hidden=artifact.hidden)):
+    if kind == "trees":
+        return artifact
+    num_groups = len(widths(trained_for.layer_groups))
+    if wrong := check_tensors(
+        bins, artifact.tensors, hidden=artifact.hidden, num_groups=num_groups
+    ):
         raise ValueError(f"{path} does not fit its tensors: {wrong}; {TRAIN}")
     return artifact
 
@@ -202,6 +214,22 @@ def _header(path: Path) -> dict[str, Any]:
     if bad := [f["name"] for f in header["features"] if not _is_ascending(f["edges"])]:
         raise ValueError(f"{path}: the edges of {', '.join(bad)} do not ascend: {TRAIN}")
     return header
+
+
+def _trained_for(path: Path, header: Mapping[str, Any]) -> TrainedFor:
+    """Whose tokens it has learned to route; raises ValueError for groups of layers that there cannot be."""
+    facts = dict(header["trained_for"])
+    if facts.get("layers") is not None:
+        facts["layers"] = tuple(facts["layers"])
+    if (groups := facts.get("layer_groups")) is not None:
+        try:
+            if header["kind"] == "trees":
+                raise ValueError("trees have one score for all layers")
+            stop = groups[-1][-1]
+            facts["layer_groups"] = check_groups(groups, first=facts["after_layer"], stop=stop)
+        except (ValueError, TypeError, IndexError, KeyError) as error:
+            raise ValueError(f"{path} has no layer_groups that fit: {error}: {TRAIN}") from None
+    return TrainedFor(**facts)
 
 
 def _is_ascending(edges: list[float]) -> bool:

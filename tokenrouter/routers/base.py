@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal, final, get_args
 
+from torch import Tensor
+
 from tokenrouter.features import check_features, feature_specs
 from tokenrouter.features.base import DECISION_POINTS, DecisionPoint, Dependency
 from tokenrouter.routers.answers import CacheCounts
@@ -118,6 +120,16 @@ class Router(ABC):
     def decision_point(self) -> DecisionPoint:
         """When it is asked; see ``DecisionPoint``."""
         return "after_layer_k" if self.after_layer else "pre_forward"
+
+    def high_work(self, route_T: Tensor) -> Tensor:
+        """Per token the share of what is decided about it that goes high, float64 ``[T]``.
+
+        By default all on route 0 and nothing on others, as where routes are ``high`` and ``low``.
+
+        Args:
+            route_T: int64, answers of a router whose first route is ``high``.
+        """
+        return (route_T == HIGH).double()
 
     def routes(self, num_layers: int) -> RouteTable:
         """The routes to choose from; by default ``high`` and ``low``, on the executors so named.

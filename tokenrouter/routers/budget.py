@@ -58,8 +58,8 @@ class Thresholds:
 
         Args:
             high_frac: 0 (none) to 1 (all).
-            scores_by_phase: float32 [T] scores of typical tokens; a phase that is not given keeps
-                what it has.
+            scores_by_phase: float32 [T] scores of typical tokens, or [T, L] of their layers; a phase that is not given
+                keeps what it has.
 
         Raises:
             ValueError: ``high_frac`` is out of range, or a phase has too few scores for it.
@@ -81,7 +81,7 @@ class Thresholds:
         high_frac: float,
         score: Callable[[RouteInput], Tensor],
     ) -> None:
-        """Sets the threshold of each phase that ``inputs`` hold, by the ``score`` (float32 [T]) of their tokens.
+        """Sets the threshold of each phase that ``inputs`` hold, by the ``score`` of their tokens, as ``calibrate``.
 
         Raises:
             ValueError: no tokens, or as ``calibrate``.
@@ -94,14 +94,19 @@ class Thresholds:
         self.calibrate(high_frac, {phase: score_T[phase_T == phase] for phase in phases})
 
     def is_over(self, score_T: Tensor, phase_T: Tensor) -> Tensor:
-        """Per token (bool [T]) whether its score reaches its phase's threshold.
+        """Whether scores reach their phase's threshold, bool, as ``score_T``.
+
+        Args:
+            score_T: float32 [T], or [T, G] of a token's groups of layers.
+            phase_T: int64.
 
         Raises:
             ValueError: the phase of a token was never calibrated.
         """
         if len(self._values) < len(Phase):
             self._refuse_uncalibrated(phase_T)
-        return score_T >= self._by_phase.to(score_T.device)[phase_T]
+        limit_T = self._by_phase.to(score_T.device)[phase_T]
+        return score_T >= limit_T.view(-1, *[1] * (score_T.dim() - 1))
 
     def _refuse_uncalibrated(self, phase_T: Tensor) -> None:
         seen = {Phase(value) for value in phase_T.unique().tolist()}
@@ -117,11 +122,11 @@ def _quantile_threshold(high_frac: float, score_T: Tensor, phase: Phase) -> floa
     """A value between the ``high_frac`` largest scores and the others."""
     if high_frac in (0.0, 1.0):
         return _HUGE if high_frac == 0.0 else -_HUGE
-    num_high = round(high_frac * len(score_T))
-    if not 1 <= num_high < len(score_T):
+    num_high = round(high_frac * score_T.numel())
+    if not 1 <= num_high < score_T.numel():
         raise ValueError(
             f"{len(score_T)} {phase.name.lower()} tokens are too few to calibrate a budget of "
             f"{high_frac}: give at least {round(1 / min(high_frac, 1 - high_frac)) + 1}"
         )
-    ordered_T = score_T.double().sort(descending=True).values
+    ordered_T = score_T.flatten().double().sort(descending=True).values
     return float(ordered_T[num_high - 1] + ordered_T[num_high]) / 2

@@ -1,6 +1,6 @@
 """What all learned routers share: a trained file, a budget, thresholds, and what they refuse to route for.
 
-Shape letters: T tokens in a step.
+Shape letters: T tokens in a step, G groups of layers (1: all layers are decided at once), L layers.
 """
 
 import json
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from tokenrouter.features import of_one_phase
@@ -16,24 +17,29 @@ from tokenrouter.files import replace_file
 from tokenrouter.routers.artifact import TRAIN, Artifact, Kind, read_artifact, shipped
 from tokenrouter.routers.base import Router
 from tokenrouter.routers.budget import Budget, Thresholds
-from tokenrouter.types import Phase, RouteInput, RoutingDecision
+from tokenrouter.routers.layer_groups import group_routes, widths
+from tokenrouter.types import Phase, RouteInput, RouteTable, RoutingDecision
 
 SHIPPED, CALIBRATED = "shipped", "calibrated"
 TIE_BREAK = 1e-6
 """What a token's score loses per position: among equal ones the earlier goes first, so that a budget is met."""
 THRESHOLDS_FORMAT = "tokenrouter thresholds 1"
 _REASONS = ("score over the threshold", "score under the threshold")
+_GROUP_REASONS = (_REASONS[0], "score over the threshold in some layers", _REASONS[1])
 
 
 class LearnedRouter(Router):
     """High where the learned score reaches the threshold of its phase.
+
+    A router that was trained for groups of layers has a score per group, and a route per subset of them; one threshold
+    holds for all groups.
 
     Features of the logits before a token, which decode tokens alone have, count in decode; prompt tokens are scored
     without them.
 
     Args:
         path: of a trained router; ``shipped``: the one that comes with the package for the low path in use.
-        budget: share of high tokens in each phase; None: 10 %.
+        budget: share of high work in each phase, of what is decided (tokens, with groups tokens x layers); None: 10 %.
         thresholds: ``calibrated``: on text like what is served, so that the budget holds there; ``shipped``: those
             stored with the router, for the shares that it has; else the path of a file that task=calibrate wrote, whose
             share then is the budget.
@@ -90,12 +96,12 @@ class LearnedRouter(Router):
         _check_fits(self.artifact, self.name, model=model, model_hash=model_hash, low=low)
 
     def calibrate(self, inputs: Sequence[RouteInput]) -> None:
-        """Sets the threshold of each phase that ``inputs`` hold."""
+        """Sets the threshold of each phase that ``inputs`` hold; a token's score counts in each layer of its group."""
         assert self.budget.high_frac is not None
-        self._thresholds.calibrate_on(inputs, self.budget.high_frac, self._ranked)
+        self._thresholds.calibrate_on(inputs, self.budget.high_frac, self.layer_scores)
 
     def set_budget(self, budget: Budget) -> None:
-        """Another share of high tokens; its thresholds are to be calibrated.
+        """Another share of high work; its thresholds are to be calibrated.
 
         Args:
             budget: with a share.
@@ -103,23 +109,45 @@ class LearnedRouter(Router):
         self.budget, self.thresholds_from = budget, CALIBRATED
         self._thresholds = Thresholds()
 
+    def routes(self, num_layers: int) -> RouteTable:
+        """``high`` and ``low``, and with groups of layers a route per subset of them, see ``group_routes``."""
+        groups = self.artifact.trained_for.layer_groups
+        return super().routes(num_layers) if groups is None else group_routes(groups, num_layers)
+
+    def high_work(self, route_T: Tensor) -> Tensor:
+        """See Router: the share of the layers in those groups that stay high."""
+        is_high_TG = (route_T[:, None] & self._bit_G) == 0
+        return (is_high_TG * self._width_G).sum(1).double() / self._width_G.sum()
+
     @abstractmethod
     def score(self, inputs: RouteInput) -> Tensor:
-        """The learned need of the high path, float32 [T]; its scale is the router's own."""
+        """The learned need of the high path, float32 ``[T, G]``; its scale is the router's own."""
 
     def route(self, inputs: RouteInput) -> RoutingDecision:
-        """High where the score reaches the threshold."""
-        score_T = self._ranked(inputs)
-        route_T = (~self._thresholds.is_over(score_T, inputs.phase_T)).long()  # HIGH is 0
-        return RoutingDecision(route_T=route_T, score_T=score_T, reason_T=route_T, reasons=_REASONS)
+        """High where the score reaches the threshold; the score of the decision is the largest of a token's."""
+        score_TG = self._ranked(inputs)
+        is_over_TG = self._thresholds.is_over(score_TG, inputs.phase_T)
+        route_T = (~is_over_TG * self._bit_G).sum(1)  # HIGH is 0
+        reasons: tuple[str, ...] = _REASONS
+        reason_T = route_T
+        if len(self._bit_G) > 1:
+            reasons = _GROUP_REASONS
+            reason_T = (~is_over_TG).any(1).long() + ~is_over_TG.any(1)
+        return RoutingDecision(
+            route_T=route_T, score_T=score_TG.amax(1), reason_T=reason_T, reasons=reasons
+        )
 
     @abstractmethod
     def load(self, artifact: Artifact) -> None:
         """Gets ready to score with ``artifact``."""
 
     def _ranked(self, inputs: RouteInput) -> Tensor:
-        """The score, without ties within a request."""
-        return self.score(inputs) - inputs.positions_T * TIE_BREAK
+        """The score, float32 ``[T, G]``, without ties between tokens of a request."""
+        return self.score(inputs) - (inputs.positions_T * TIE_BREAK)[:, None]
+
+    def layer_scores(self, inputs: RouteInput) -> Tensor:
+        """What is compared with thresholds, per layer that is decided, float32 ``[T, L]``; without groups L is 1."""
+        return self._ranked(inputs).repeat_interleave(self._width_G, 1)
 
     def _first_path(self) -> Path | str:
         """The file to begin with: the given one, or the first shipped one until the low path is known."""
@@ -151,6 +179,8 @@ class LearnedRouter(Router):
         self.features = artifact.bins.names
         self.after_layer = artifact.trained_for.after_layer
         self.optional = of_one_phase(self.features)
+        self._width_G = torch.tensor(widths(artifact.trained_for.layer_groups))
+        self._bit_G = 2 ** torch.arange(len(self._width_G))
         self.load(artifact)
         if self.thresholds_from == CALIBRATED:
             if self.budget.high_frac is None:

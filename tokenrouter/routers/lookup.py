@@ -4,7 +4,7 @@ The same functions serve in training and in routing, so that a score is what was
 to the bit in any batch: look-ups, sums in a fixed order, no matrix products.
 
 Shape letters: T tokens, F features, E edges of a feature (the longest list), I known ids, K rows of the table, H hidden
-units, P phases.
+units, P phases, G groups of layers, which have a score each (1: one for all layers), O = P * G, phase by phase.
 """
 
 from collections.abc import Mapping, Sequence
@@ -95,21 +95,23 @@ class RowFinder:
         return torch.cat([row_FT, id_T[None]]).t().contiguous()
 
 
-def score_rows(table_KC: Tensor, head_PH: Tensor, rows_TN: Tensor, phase_T: Tensor) -> Tensor:
-    """Scores of tokens, float32 ``[T]``.
+def score_rows(table_KC: Tensor, head_PGH: Tensor, rows_TN: Tensor, phase_T: Tensor) -> Tensor:
+    """Scores of tokens, float32 ``[T, G]``.
 
     Args:
-        table_KC: float32 ``[K, H + P]``: what a row adds to the hidden units and, directly, to the score of each phase.
-        head_PH: float32, what each hidden unit weighs in each phase; without hidden units the score is additive.
+        table_KC: float32 ``[K, H + O]``: what a row adds to the hidden units and, directly, to the scores.
+        head_PGH: float32, what each hidden unit weighs in each score; without hidden units the score is additive.
         rows_TN: of each token.
         phase_T: int64.
     """
     sum_TC = F.embedding_bag(rows_TN, table_KC, mode="sum")
-    hidden = head_PH.shape[1]
-    score_T = sum_TC[:, hidden:].gather(1, phase_T[:, None]).squeeze(1)
+    phases, groups, hidden = head_PGH.shape
+    index_T1G = phase_T[:, None, None].expand(-1, 1, groups)
+    direct_TPG: Tensor = sum_TC[:, hidden:].unflatten(1, (phases, groups))
+    score_TG = direct_TPG.gather(1, index_T1G).squeeze(1)
     if not hidden:
-        return score_T
-    return score_T + (sum_TC[:, :hidden].relu() * head_PH[phase_T]).sum(1)
+        return score_TG
+    return score_TG + (sum_TC[:, None, :hidden].relu() * head_PGH[phase_T]).sum(2)
 
 
 class Scorer:
@@ -117,19 +119,20 @@ class Scorer:
 
     Args:
         bins: of the table.
-        tensors: float32 ``table [K, H + P]`` and ``head [P, H]``, and those of IdRows where there are any.
+        tensors: float32 ``table [K, H + O]`` and ``head [O, H]``, and those of IdRows where there are any.
     """
 
     def __init__(self, bins: Bins, tensors: Mapping[str, Tensor]) -> None:
         self._rows = RowFinder(bins)
-        self._table_KC, self._head_PH = tensors["table"], tensors["head"]
+        self._table_KC = tensors["table"]
+        self._head_PGH = tensors["head"].unflatten(0, (NUM_PHASES, -1))
         self._id_rows: IdRows | None = None
         if has_id_numbers(tensors):
             self._id_rows, self._previous = IdRows(tensors), bins.names.index(PREVIOUS)
             self._table_KC = torch.cat([self._table_KC, self._id_rows.table_KC])
 
     def __call__(self, values_TF: Tensor, ids_T: Tensor, phase_T: Tensor) -> Tensor:
-        """Scores, float32 ``[T]``.
+        """Scores, float32 ``[T, G]``.
 
         Args:
             values_TF: float32, the features in the order of the bins' names.
@@ -140,14 +143,17 @@ class Scorer:
         if self._id_rows is not None:
             more_T2 = self._id_rows(ids_T, values_TF[:, self._previous].long())
             rows_TN = torch.cat([rows_TN, more_T2 + self._rows.num_rows], 1)
-        return score_rows(self._table_KC, self._head_PH, rows_TN, phase_T)
+        return score_rows(self._table_KC, self._head_PGH, rows_TN, phase_T)
 
 
-def check_tensors(bins: Bins, tensors: Mapping[str, Tensor], *, hidden: int) -> str | None:
+def check_tensors(
+    bins: Bins, tensors: Mapping[str, Tensor], *, hidden: int, num_groups: int
+) -> str | None:
     """What is wrong with the tensors of a scorer; None where nothing is."""
+    scores = NUM_PHASES * num_groups
     wanted: dict[str, Sequence[int]] = {
-        "table": (bins.num_rows, hidden + NUM_PHASES),
-        "head": (NUM_PHASES, hidden),
+        "table": (bins.num_rows, hidden + scores),
+        "head": (scores, hidden),
     }
     for name, shape in wanted.items():
         if name not in tensors:
@@ -162,4 +168,4 @@ def check_tensors(bins: Bins, tensors: Mapping[str, Tensor], *, hidden: int) -> 
         return None
     if PREVIOUS not in bins.names:
         return f"numbers of the id before need the feature {PREVIOUS}"
-    return check_id_numbers(tensors, columns=hidden + NUM_PHASES)
+    return check_id_numbers(tensors, columns=hidden + scores)

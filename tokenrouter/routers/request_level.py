@@ -123,7 +123,7 @@ class RequestLevelRouter(Router):
                 self.threshold, best_miss = edge, miss
 
     def prompt_shares(self, inputs: RouteInput) -> dict[int, float]:
-        """Per row of ``inputs`` the share of its prompt that the inner router sends high."""
+        """Per row of ``inputs`` the share of its prompt's work that the inner router sends high."""
         share_B, _ = self._shares(inputs)
         return dict(zip(inputs.row_T.unique().tolist(), share_B.tolist(), strict=True))
 
@@ -154,9 +154,9 @@ class RequestLevelRouter(Router):
         row_B, index_T = inputs.row_T.unique(return_inverse=True)
         in_prompt_P = (inputs.phase_T == Phase.PREFILL).nonzero().flatten()
         prompts = inputs if len(in_prompt_P) == len(inputs) else select(inputs, in_prompt_P)
-        is_needy_P = self.inner.route(prompts).route_T == HIGH
+        need_P = self.inner.high_work(self.inner.route(prompts).route_T)
         of_prompt_P = index_T[in_prompt_P]
-        needy_B = torch.bincount(of_prompt_P, is_needy_P.double(), minlength=len(row_B))
+        needy_B = torch.bincount(of_prompt_P, need_P, minlength=len(row_B))
         prompt_B = torch.bincount(of_prompt_P, minlength=len(row_B))
         return needy_B / prompt_B.clamp_min(1), index_T
 

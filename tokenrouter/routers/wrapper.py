@@ -70,6 +70,10 @@ class WrapperRouter(Router):
         """The inner router's."""
         return self.inner.routes(num_layers)
 
+    def high_work(self, route_T: Tensor) -> Tensor:
+        """By the inner router's routes."""
+        return self.inner.high_work(route_T)
+
     def route(self, inputs: RouteInput) -> RoutingDecision:
         """The inner router's answer."""
         return self.inner.route(inputs)

@@ -17,7 +17,7 @@ from tokenrouter.executors import ExecutorPool, build_pool
 from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
 from tokenrouter.kernels import select
 from tokenrouter.models import LoadedModel
-from tokenrouter.routers import HIGH, Budget, LearnedRouter, Router
+from tokenrouter.routers import Budget, LearnedRouter, Router
 from tokenrouter.routers.budget import check_frac
 from tokenrouter.routers.learned import CALIBRATED, write_thresholds
 from tokenrouter.tasks import build
@@ -36,8 +36,8 @@ class CalibrateOptions:
     """``calibrate`` of conf/task/calibrate.
 
     Attributes:
-        high_frac: share of high tokens in each phase; None where ``kl_nats`` is given.
-        kl_nats: mean KL of forced prefill that is to be kept with as few high tokens as possible.
+        high_frac: share of high work in each phase, as the router's budget; None where ``kl_nats`` is given.
+        kl_nats: mean KL of forced prefill that is to be kept with as little high work as possible.
         num_windows: of each side of the text on which KL is measured.
         max_steps: of the bisection.
         path: of the file; None: ``thresholds.json`` in the run folder.
@@ -130,19 +130,19 @@ def run(job: Job) -> None:
 
 
 def achieved_shares(router: Router, sides: Sides) -> dict[str, dict[str, float]]:
-    """Share of high tokens by side and phase, on windows as quality is measured on."""
+    """Share of high work by side and phase, of what is decided, on windows as quality is measured on."""
     found = {}
     for name, side in (("calibration", sides.calibration), ("evaluation", sides.evaluation)):
         extractor = FeatureExtractor(router.features, sides.types)
-        counts: dict[str, list[int]] = {}
+        counts: dict[str, list[float]] = {}
         for row, ids in enumerate(side.passages()):
             for phase, prompt_len in _phases(len(ids), side.decode_tokens):
                 batch = sequence_batch(ids, prompt_len=prompt_len, row=row, token_types=sides.types)
                 batch = batch.select((batch.phase_T == phase).nonzero().flatten())
-                is_high_T = router.route(extractor.extract(batch)).route_T == HIGH
-                count = counts.setdefault(phase.name.lower(), [0, 0])
-                count[0] += int(is_high_T.sum())
-                count[1] += len(is_high_T)
+                high_T = router.high_work(router.route(extractor.extract(batch)).route_T)
+                count = counts.setdefault(phase.name.lower(), [0.0, 0])
+                count[0] += float(high_T.sum())
+                count[1] += len(high_T)
         found[name] = {phase: high / total for phase, (high, total) in counts.items()}
     return found
 
@@ -217,7 +217,7 @@ def _for_kl(
 
 
 def least_share(kl_of: Callable[[float], float], target: float, *, max_steps: int) -> float:
-    """The least share of high tokens whose KL is at most ``target``, by bisection.
+    """The least share of high work whose KL is at most ``target``, by bisection.
 
     Args:
         kl_of: mean KL in nats of a share; falls as the share grows.

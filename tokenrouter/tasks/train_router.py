@@ -30,11 +30,13 @@ class TrainSource:
     Attributes:
         data: folder of a data set of task=collect.
         layers: whose labels are added up; None: all.
+        layer_groups: that get a score and a decision each, see RouterData; None: one for all.
         path: of the trained router's json file; None: ``router.json`` in the run folder.
     """
 
     data: str
     layers: Sequence[int] | None = None
+    layer_groups: Sequence[Sequence[int]] | None = None
     path: str | None = None
 
 
@@ -50,6 +52,7 @@ def run(job: Job) -> None:
             source.data,
             features=options.features,
             layers=layers,
+            layer_groups=source.layer_groups,
             batch_size=options.batch_size,
             min_id_count=options.min_id_count,
             seed=cfg.seed,

@@ -1,6 +1,6 @@
 """A trained router as the files that ``router.path`` takes, and how good it is on the validation documents.
 
-N tokens.
+N tokens, L layers.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tokenrouter.routers import Thresholds
 from tokenrouter.routers.artifact import Artifact, TrainedFor
-from tokenrouter.training.losses import SHARES, rank_quality
+from tokenrouter.training.losses import SHARES, per_layer, rank_quality
 from tokenrouter.training.router_data import RouterData
 from tokenrouter.training.train import Trained
 from tokenrouter.types import Phase
@@ -45,6 +45,7 @@ def make_artifact(
             label=facts["label"],
             layers=layers,
             after_layer=facts.get("after_layer", 0),
+            layer_groups=data.layer_groups,
         ),
         thresholds=stored_thresholds(data, trained),
         about={"data": facts, "valid": validation(data, trained), **about},
@@ -54,12 +55,13 @@ def make_artifact(
 
 
 def stored_thresholds(data: RouterData, trained: Trained) -> dict[str, dict[str, float]]:
-    """Per share of high tokens and phase, the threshold on all tokens of the data set."""
-    score_N = torch.cat([trained.score_train_N, trained.score_valid_N])
+    """Per share of high work and phase, the threshold on all tokens of the data set."""
+    score_NG = torch.cat([trained.score_train_NG, trained.score_valid_NG])
+    score_NL = score_NG.repeat_interleave(data.width_G, 1)
     phase_N = torch.cat([data.train.phase_N, data.valid.phase_N])
     found = {}
     for share in SHARES:
-        by_phase = {phase: score_N[phase_N == phase] for phase in Phase}
+        by_phase = {phase: score_NL[phase_N == phase] for phase in Phase}
         thresholds = Thresholds()
         thresholds.calibrate(
             share, {phase: s for phase, s in by_phase.items() if len(s) > 2 / share}
@@ -74,13 +76,12 @@ def validation(data: RouterData, trained: Trained) -> dict[str, dict[str, dict[s
     parts: dict[str, Tensor] = {"all": torch.ones(len(texts), dtype=torch.bool)}
     for index, name in enumerate(sorted(set(data.valid.texts))):
         parts[name] = texts == index
-    label_N, score_N = data.valid.label_N, trained.score_valid_N
-    return {
-        name: {
-            f"{share:g}": rank_quality(score_N[in_part_N], label_N[in_part_N], share)._asdict()
-            for share in SHARES
-        }
-        for name, in_part_N in parts.items()
-        if int(in_part_N.sum()) > 1
-        and float(label_N[in_part_N].min()) < float(label_N[in_part_N].max())
-    }
+    label_NG, score_NG = data.valid.label_NG, trained.score_valid_NG
+    found = {}
+    for name, in_part_N in parts.items():
+        score_N, label_N = (per_layer(x[in_part_N], data.width_G) for x in (score_NG, label_NG))
+        if int(in_part_N.sum()) > 1 and float(label_N.min()) < float(label_N.max()):
+            found[name] = {
+                f"{share:g}": rank_quality(score_N, label_N, share)._asdict() for share in SHARES
+            }
+    return found

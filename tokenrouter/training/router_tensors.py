@@ -1,6 +1,7 @@
 """A trained network as a router stores it: one table and head for all members, and few int8 numbers per id.
 
-V vocabulary, C columns of the table, R numbers, S members, H hidden units of a member, P phases, K rows.
+V vocabulary, C columns of the table, R numbers, S members, H hidden units of a member, O scores of all phases and
+groups of layers, K rows.
 """
 
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tokenrouter.routers.lookup import NUM_PHASES, Bins
+from tokenrouter.routers.lookup import Bins
 from tokenrouter.training.id_inputs import IdInputs
 from tokenrouter.training.router_data import RouterData
 from tokenrouter.training.router_module import RouterModule
@@ -63,22 +64,23 @@ def router_tensors(
         previous_numbers: R of the id before.
     """
     table_KC = _merged(module, module.table)
-    head_PH = module.head / module.members
-    tensors = {"table": table_KC, "head": head_PH}
+    head_OH = module.head / module.members
+    tensors = {"table": table_KC, "head": head_OH}
     if data.id_inputs is None:
         return data.bins, tensors
     bins, first = data.bins, data.bins.first_id_row
     inputs = data.id_inputs
     rows_VC, previous_VC = _id_rows(module, inputs)
     rows_VC[list(bins.ids)] += table_KC[first:-1] - table_KC[-1]
-    importance_C = torch.cat([head_PH.abs().mean(0), torch.full((NUM_PHASES,), 1 / NUM_PHASES)])
+    num_scores = len(head_OH)
+    importance_C = torch.cat([head_OH.abs().mean(0), torch.full((num_scores,), 1 / num_scores)])
     importance_C = importance_C.clamp_min(1e-6)
     count_V = inputs.count_V + 0.1
     own = compress(rows_VC, count_V, importance_C, id_numbers)
     previous = compress(previous_VC, count_V, importance_C, previous_numbers)
     return replace(bins, ids=()), {
         "table": torch.cat([table_KC[:first], table_KC[-1:]]),
-        "head": head_PH,
+        "head": head_OH,
         "id_codes": own.codes_VR,
         "id_weights": own.weights_RC,
         "previous_codes": previous.codes_VR,
@@ -97,7 +99,7 @@ def _id_rows(module: RouterModule, inputs: IdInputs) -> tuple[Tensor, Tensor]:
 
 
 def _merged(module: RouterModule, columns: Tensor) -> Tensor:
-    """All hidden units side by side, and the mean over members of what is added to the score."""
+    """All hidden units side by side, and the mean over members of what is added to the scores."""
     units = module.members * module.hidden
-    direct = columns[..., units:].unflatten(-1, (module.members, NUM_PHASES)).mean(-2)
+    direct = columns[..., units:].unflatten(-1, (module.members, -1)).mean(-2)
     return torch.cat([columns[..., :units], direct], -1)
