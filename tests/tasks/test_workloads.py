@@ -77,7 +77,12 @@ def test_uniform_requests_say_that_scheduling_cannot_pay(tmp_path: Path) -> None
     [
         (("workload=mooncake", "paths.data_dir=null"), "needs a folder of local data sets"),
         (("workload=poisson", "workload.rate_scale=0"), "rate_scale=0 must be a number above 0"),
-        (("evaluation.slo.ttft_scale=-1",), r"evaluation\.slo\.ttft_scale must be above 0, got -1"),
+        (
+            ("evaluation.slo.ttft_scale=-1",),
+            r"evaluation\.slo\.ttft_scale=-1 must be a number above 0",
+        ),
+        (("evaluation.slo=null",), r"evaluation\.slo must hold options, got None"),
+        (("kvcache=null",), r"kvcache must hold options, got None"),
         (("+evaluation.slo.ttft=9",), r"evaluation\.slo\.ttft is no option of SLOOptions"),
         (("workload=poisson", "+workload.cv=3"), r"workload\.cv is no option of PoissonRequests"),
     ],
