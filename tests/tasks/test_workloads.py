@@ -82,7 +82,6 @@ def test_uniform_requests_say_that_scheduling_cannot_pay(tmp_path: Path) -> None
             r"evaluation\.slo\.ttft_scale=-1 must be a number above 0",
         ),
         (("evaluation.slo=null",), r"evaluation\.slo must hold options, got None"),
-        (("kvcache=null",), r"kvcache must hold options, got None"),
         (("+evaluation.slo.ttft=9",), r"evaluation\.slo\.ttft is no option of SLOOptions"),
         (("workload=poisson", "+workload.cv=3"), r"workload\.cv is no option of PoissonRequests"),
     ],

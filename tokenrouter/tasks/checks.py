@@ -25,7 +25,7 @@ def check_config(cfg: DictConfig) -> None:
 
     Raises:
         ValueError: a mandatory value is missing, an option is unknown to the target that it is for or, where a part has
-            none, to ``groups.KEYS``, such a part or ``evaluation.slo`` is none, ``kernels.backend`` names none,
+            none, to ``groups.KEYS``, ``evaluation.slo`` holds no options, ``kernels.backend`` names none,
             ``evaluation.num_repeats`` or ``num_threads`` is no count, ``seed`` no integer, or a flag neither true nor
             false.
     """
@@ -40,7 +40,6 @@ def check_config(cfg: DictConfig) -> None:
         check_options(path, map(str, node), target)
     _warn_of_unread_features(cfg)
     for path, known in groups.KEYS.items():
-        _refuse_no_part(path, cfg.get(path))
         _refuse_unknown(path, map(str, cfg[path]), list(known), owner=path)
     if (backend := cfg.kernels.backend) not in BACKENDS:
         close = difflib.get_close_matches(str(backend), BACKENDS, n=1)
@@ -48,7 +47,10 @@ def check_config(cfg: DictConfig) -> None:
         raise ValueError(
             f"kernels.backend={backend} is no backend; choose one of: {', '.join(BACKENDS)}{meant}"
         )
-    _refuse_no_part("evaluation.slo", cfg.evaluation.slo)
+    if not isinstance(slo := cfg.evaluation.slo, DictConfig):
+        raise ValueError(
+            f"evaluation.slo must hold options, got {slo!r}: set single ones, such as evaluation.slo.ttft_scale=8"
+        )
     for name in ("log_decisions", "chat"):
         if name in cfg:
             check_flag(name, cfg[name])
@@ -120,13 +122,6 @@ def check_windows(
         raise ValueError(
             f"a window of {window_tokens} tokens needs {needed} KV slots, and the pool has {num_slots}: lower "
             "evaluation.window_tokens or raise kvcache.num_slots"
-        )
-
-
-def _refuse_no_part(path: str, part: object) -> None:
-    if not isinstance(part, DictConfig):
-        raise ValueError(
-            f"{path} must hold options, got {part!r}: set single ones, {path}.<option>=<value>, or leave it as it is"
         )
 
 
