@@ -50,7 +50,7 @@ from tokenrouter.scheduler import StaticBatchScheduler
     ],
 )
 def test_bad_requests_are_refused_and_the_others_finish(
-    bad: Any, params: SamplingParams, message: str
+    bad: Any, params: SamplingParams, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One bad prompt in a batch of a hundred that ends the whole run, or is dropped without a word."""
     llm = LLM(tiny(max_model_len=40), options=EngineOptions(num_kv_slots=30))
@@ -61,8 +61,10 @@ def test_bad_requests_are_refused_and_the_others_finish(
     assert outputs[1].outputs == ()
     assert outputs[0].error is None and outputs[2].error is None
     assert tokens(outputs[2])[:5] == tokens(outputs[0])
+    caplog.clear()
     with pytest.raises(ValueError, match=message):
         llm.generate([bad], params)
+    assert not caplog.records, "raised, and said before"
     with pytest.raises(ValueError, match=message):
         llm.engine.add_request("x", bad, params)
     assert not llm.engine.has_unfinished()

@@ -121,7 +121,7 @@ CASES: tuple[tuple[str, Patch, Patch, Patch, str, str], ...] = (
         {"throughput.workload.num_requests": 49},
         {},
         "note",
-        "98 requests in all passes (49 different ones)",
+        "98 requests in all passes (49 different)",
     ),
     ("commit_unknown", {}, {}, {"provenance": PROVENANCE | {"dirty": True}}, "note", "01234567"),
     ("commit_unknown", {}, {}, {"provenance": {"commit": None}}, "note", "no commit"),

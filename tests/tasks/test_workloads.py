@@ -140,4 +140,6 @@ def test_equal_requests_are_named_whatever_was_measured() -> None:
     served = {"all_high": _served(100.0), "static_batch": _served(50.0)}
     [line] = scheduling_notes(_workload(7, 7, 7), served)
     assert "all 3 requests have 2 tokens in and 7 out" in line and "50.0 [50.0, 50.0]" in line
+    [line] = scheduling_notes(_workload(7), served)
+    assert "because there is one request: static_batch reaches" in line
     assert not scheduling_notes(_workload(7, 7), {"all_high": _served(100.0)})

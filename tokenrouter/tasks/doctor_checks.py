@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from tokenrouter.engine.retention_notes import LEAST_SAVED_FRAC
 from tokenrouter.tasks.doctor_run import FinishedRun, Seen
 from tokenrouter.tasks.report import HIGH_OVERHEAD_FRAC, LEAST_CACHE_HIT_FRAC
+from tokenrouter.tasks.wording import counted
 
 OVERHEAD_WARNING_FRAC = 0.05
 AS_FAST_FRAC = 0.97
@@ -128,8 +129,8 @@ def many_preemptions(run: FinishedRun) -> Seen | None:
     num_requests = run.number("throughput.workload.num_requests")
     if not count or count < PREEMPTIONS_PER_REQUEST * (num_requests or 0.0):
         return None
-    of = f" of {num_requests:.0f} requests" if num_requests else ""
-    text = f"{count} preemptions in the last pass{of}"
+    of = f" of {counted(num_requests, 'request')}" if num_requests else ""
+    text = f"{counted(count, 'preemption')} in the last pass{of}"
     if (again := run.number("kv.preemption.recomputed_tokens")) is not None:
         text += f"; {again:,.0f} tokens of a pass ran again (kv.preemption.recomputed_tokens)"
     return Seen("warning", text)
@@ -173,7 +174,7 @@ def too_few_requests(run: FinishedRun) -> Seen | None:
     total = count * num_repeats
     if total >= REQUESTS_FOR_P99:
         return None
-    return Seen("note", f"{total:.0f} requests in all passes ({count:.0f} different ones)")
+    return Seen("note", f"{counted(total, 'request')} in all passes ({count:.0f} different)")
 
 
 def commit_unknown(run: FinishedRun) -> Seen | None:
