@@ -58,7 +58,7 @@ RULES = (
         outcome="refused",
         first="compress",
         second="kv_int8",
-        match="has no effect with kv_cache_dtype=int8",
+        match="has no effect with kvcache.dtype",
         why="every entry is int8 already",
     ),
     Rule(

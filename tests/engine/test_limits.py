@@ -104,3 +104,24 @@ def test_default_pool_holds_at_least_one_request_of_full_length() -> None:
     """A default of a fixed size that refuses what the model can do."""
     llm = plain_llm(EngineOptions(max_num_seqs=1))
     assert llm.engine.pool.num_slots >= tiny().config.max_model_len
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"num_kv_slots": 10**11},
+            r"kvcache\.num_slots=100000000000 .*bytes \(.* a slot\).*num_kv_slots",
+        ),
+        (
+            {"max_num_seqs": 10**9, "max_num_batched_tokens": 10**9},
+            r"scheduler\.max_num_seqs=1000000000 .*bytes \(.* a request\), and this machine has .*: set at",
+        ),
+    ],
+)
+def test_what_no_machine_holds_is_refused_before_it_is_allocated(
+    options: dict[str, int], message: str
+) -> None:
+    """A MemoryError of an array of numpy's, or an allocator's RuntimeError, that names no option."""
+    with pytest.raises(ValueError, match=message):
+        plain_llm(EngineOptions(**options))  # type: ignore[arg-type]

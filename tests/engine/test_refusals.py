@@ -20,7 +20,21 @@ from tokenrouter.scheduler import StaticBatchScheduler
         ([5] * 40, greedy(), "40 tokens; the model's length is 40"),
         ([5] * 400, greedy(), "400 tokens; the model's length is 40"),
         ([5] * 25, greedy(11), "up to 35 KV slots .25 prompt tokens and 10 more.; the pool has 30"),
-        ([5] * 31, greedy(None), "needs up to 31 KV slots.*the pool has 30"),
+        (
+            [5] * 31,
+            greedy(None),
+            "prompt alone needs up to 31 .*the pool has 30: shorten it, or raise",
+        ),
+        (
+            [5] * 31,
+            greedy(2),
+            "prompt alone needs up to 31 .*the pool has 30: shorten it, or raise",
+        ),
+        (
+            [5],
+            greedy(31),
+            "up to 31 KV slots .1 prompt token and 30 more.; .*: lower max_tokens or",
+        ),
         ([384], greedy(), r"0 \.\. 383, got 384 \.\. 384"),
         ([5, -1], greedy(), r"0 \.\. 383, got -1 \.\. 5"),
         ([5, True], greedy(), "got True in it"),
@@ -36,7 +50,7 @@ from tokenrouter.scheduler import StaticBatchScheduler
     ],
 )
 def test_bad_requests_are_refused_and_the_others_finish(
-    bad: Any, params: SamplingParams, message: str
+    bad: Any, params: SamplingParams, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One bad prompt in a batch of a hundred that ends the whole run, or is dropped without a word."""
     llm = LLM(tiny(max_model_len=40), options=EngineOptions(num_kv_slots=30))
@@ -47,8 +61,10 @@ def test_bad_requests_are_refused_and_the_others_finish(
     assert outputs[1].outputs == ()
     assert outputs[0].error is None and outputs[2].error is None
     assert tokens(outputs[2])[:5] == tokens(outputs[0])
+    caplog.clear()
     with pytest.raises(ValueError, match=message):
         llm.generate([bad], params)
+    assert not caplog.records, "raised, and said before"
     with pytest.raises(ValueError, match=message):
         llm.engine.add_request("x", bad, params)
     assert not llm.engine.has_unfinished()
@@ -169,10 +185,24 @@ def test_chat_without_a_template_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"scheduler": "lifo"}, "unknown scheduler 'lifo'; choose one of: fcfs, static_batch"),
+        (
+            {"scheduler": "lifo"},
+            r"unknown scheduler\.policy .*'lifo'; choose one of: fcfs, static_b",
+        ),
         ({"dispatch": "both"}, "unknown dispatch 'both'; choose one of: auto, mixed, queued"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, got 0"),
-        ({"num_kv_slots": 0}, "num_kv_slots must be at least 1, got 0"),
+        (
+            {"num_kv_slots": 0},
+            r"kvcache\.num_slots \(in Python: num_kv_slots\) must be at least 1, got 0",
+        ),
+        (
+            {"kv_cache_dtype": "int4"},
+            r"kvcache\.dtype \(in Python: kv_cache_dtype\) 'int4'; choose",
+        ),
+        (
+            {"max_overtaken": 10**20},
+            "max_overtaken must be at most 9007199254740992, got 1000000000",
+        ),
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be at least 1, got 0"),
         (
             {"max_num_batched_tokens": 8},

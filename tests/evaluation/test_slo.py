@@ -158,7 +158,7 @@ def test_the_section_says_which_limits_hold() -> None:
 
 @pytest.mark.parametrize("name", ["ttft_scale", "tpot_scale", "ttft_ms", "tpot_ms"])
 def test_limits_that_nothing_can_meet_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"evaluation\.slo\.{name} must be above 0, got 0"):
+    with pytest.raises(ValueError, match=rf"evaluation\.slo\.{name}=0 must be a number above 0"):
         SLOOptions(**{name: 0})
 
 

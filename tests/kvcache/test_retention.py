@@ -238,6 +238,7 @@ def test_refusals() -> None:
         ({"window": 0}, "window must be at least 1, got 0"),
         ({"window": 129}, "window=129 must be at most interval=128"),
         ({"sinks": -1}, "sinks must be at least 0, got -1"),
+        ({"sinks": 2**63}, "sinks must be at most 9007199254740992, got 9223372036854775808"),
         ({"sinks": 1.5}, "sinks must be an integer of at least 0, got 1.5"),
         ({"recent": 0}, "recent must be at least 1, got 0"),
         ({"layers": 0}, "layers must be at least 1, got 0"),

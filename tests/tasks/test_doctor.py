@@ -3,50 +3,16 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from tests.tasks.jobs import run_in
+from tests.tasks.run_folders import PROVENANCE, STATUS, Patch, make_run
 from tokenrouter.tasks import build
 from tokenrouter.tasks.doctor import examine
 from tokenrouter.tasks.doctor_rules import RULES
 from tokenrouter.tasks.doctor_run import read_run
 
-Patch = dict[str, Any]
-
-STATUS = {"status": "ok", "job": "task=benchmark", "started_at": "2026-01-01T00:00:00+00:00"}
-PROVENANCE = {"commit": "0123456789abcdef", "dirty": False}
-CONFIG = {
-    "router._target_": "tokenrouter.routers.rule.RuleRouter",
-    "executor.low._target_": "tokenrouter.executors.int8.Int8Executor",
-    "scheduler.dispatch": "auto",
-    "scheduler.min_batch": 4,
-    "scheduler.max_wait_steps": 4,
-    "kvcache.retention": None,
-    "evaluation.num_repeats": 2,
-}
-METRICS = {
-    "throughput.workload.num_requests": 60,
-    "latency.ttft_ms.p99": 90.0,
-    "latency.queue_ms.mean": 200.0,
-    "latency.e2e_ms.mean": 900.0,
-    "router.us_per_token": 3.0,
-    "router.overhead_frac": 0.05,
-    "router.decided_frac": 1.0,
-    **{f"routes.high.{phase}_token_frac": 0.1 for phase in ("prefill", "decode")},
-    **{f"routes.low.{phase}_token_frac": 0.9 for phase in ("prefill", "decode")},
-    "routes.low.degraded_frac": 0.0,
-    "kv.peak_live_bytes": 20_000_000,
-    "kv.peak_allocated_bytes": 30_000_000,
-    "kv.saved_frac": 0.0,
-    "kv.evicted_tokens": 0.0,
-    "kv.int8_tokens": 0,
-    "kv.compactions": 0,
-    "baselines.all_high.output_tok_s": 100.0,
-    "baselines.static_batch.output_tok_s": 70.0,
-}
 RETAINS = {"kvcache.retention": {"interval": 128}}
 EVICTED = {"kv.evicted_tokens": 660.0, "kv.saved_frac": 0.4, "kv.compactions": 1}
 
@@ -68,6 +34,15 @@ CASES: tuple[tuple[str, Patch, Patch, Patch, str, str], ...] = (
         "serious",
         "started at 2026-01-01",
     ),
+    (
+        "files_damaged",
+        {},
+        {},
+        {"raw": {"steps.jsonl": '{"num'}},
+        "serious",
+        "steps.jsonl: 1 of 1 lines are no JSON objects, the first is line 1",
+    ),
+    ("files_missing", {}, {}, {"raw": {"steps.jsonl": None}}, "serious", "no steps.jsonl"),
     ("router_too_heavy", {}, {"router.overhead_frac": 0.06}, {}, "warning", "6.0%, 3.0 us per"),
     ("router_too_heavy", {}, {"router.overhead_frac": 0.11}, {}, "serious", "overhead_frac 11.0%"),
     ("cache_cold", {}, {"router.cache_hit_frac": 0.39}, {}, "warning", "cache_hit_frac 39.0%"),
@@ -146,41 +121,18 @@ CASES: tuple[tuple[str, Patch, Patch, Patch, str, str], ...] = (
         {"throughput.workload.num_requests": 49},
         {},
         "note",
-        "98 requests in all passes (49 different ones)",
+        "98 requests in all passes (49 different)",
     ),
     ("commit_unknown", {}, {}, {"provenance": PROVENANCE | {"dirty": True}}, "note", "01234567"),
     ("commit_unknown", {}, {}, {"provenance": {"commit": None}}, "note", "no commit"),
 )
 
 
-def _nested(flat: Patch) -> Patch:
-    tree: Patch = {}
-    for path, value in flat.items():
-        *parents, last = path.split(".")
-        node = tree
-        for key in parents:
-            node = node.setdefault(key, {})
-        node[last] = value
-    return tree
-
-
-def _folder(path: Path, config: Patch, metrics: Patch, files: Patch) -> Path:
-    """A run folder, healthy but for what is given."""
-    path.mkdir(exist_ok=True)
-    OmegaConf.save(OmegaConf.create(_nested(CONFIG | config)), path / "config.yaml")
-    (path / "metrics.json").write_text(json.dumps(_nested(METRICS | metrics)))
-    (path / "status.json").write_text(json.dumps(files.get("status", STATUS)))
-    (path / "provenance.json").write_text(json.dumps(files.get("provenance", PROVENANCE)))
-    steps = files.get("steps", [{"num_preemptions": 4}])
-    (path / "steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
-    return path
-
-
 @pytest.mark.parametrize(("rule", "config", "metrics", "files", "level", "seen"), CASES)
 def test_a_trouble_is_named_and_nothing_else(
     tmp_path: Path, rule: str, config: Patch, metrics: Patch, files: Patch, level: str, seen: str
 ) -> None:
-    [finding] = examine(read_run(_folder(tmp_path, config, metrics, files)))
+    [finding] = examine(read_run(make_run(tmp_path, config, metrics, files)))
     assert (finding.rule, finding.level) == (rule, level)
     assert seen in finding.seen
 
@@ -208,7 +160,7 @@ def test_a_healthy_run_is_called_healthy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], config: Patch, metrics: Patch
 ) -> None:
     """All_low blamed for sending no token high; a compressing policy for evicting nothing; no decode for no decode."""
-    path = _folder(tmp_path / "run", config, metrics, {})
+    path = make_run(tmp_path / "run", config, metrics, {})
     run_in(tmp_path / "doctor", "task=doctor", "logger=none", f"run={path}")
     assert f"Healthy: none of {len(RULES)} rules applies." in capsys.readouterr().out
 
@@ -223,7 +175,7 @@ def test_findings_are_printed_the_worst_first_and_kept(
 
     monkeypatch.setattr(build, "load", load)
     troubles = {"baselines.static_batch.output_tok_s": 99.0, "router.overhead_frac": 0.2}
-    path = _folder(tmp_path / "run", {}, troubles | {"router.cache_hit_frac": 0.1}, {})
+    path = make_run(tmp_path / "run", {}, troubles | {"router.cache_hit_frac": 0.1}, {})
     run_in(tmp_path / "doctor", "task=doctor", "logger=none", f"run={path}")
     kept = json.loads((tmp_path / "doctor" / "doctor.json").read_text())
     names = ["router_too_heavy", "cache_cold", "uniform_lengths"]
@@ -268,33 +220,3 @@ def test_a_real_failure_is_named(tmp_path: Path) -> None:
         run_in(tmp_path, "debug=tiny", "+router.hi_frac=0.3")
     [finding] = examine(read_run(tmp_path))
     assert finding.rule == "run_failed" and "router.hi_frac is no option" in finding.seen
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda path: None, r"needs the folder of a run: add run=outputs/runs"),
-        (lambda path: path / "none", r"none: no such folder; give a run folder, outputs/runs"),
-        (lambda path: path, r"is no run: it has no status\.json; give a run folder"),
-        (lambda path: _sweep(path), r"it holds 2 of them; name one, e\.g\. run=.*sweep/1"),
-        (lambda path: _broken(path), r"metrics\.json cannot be read as JSON .*repeat the run"),
-    ],
-)
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, make: Any, message: str) -> None:
-    path = make(tmp_path)
-    overrides = [] if path is None else [f"run={path}"]
-    with pytest.raises(ValueError, match=message):
-        run_in(tmp_path / "doctor" / "own", "task=doctor", "logger=none", *overrides)
-
-
-def _sweep(path: Path) -> Path:
-    for job in ("0", "1"):
-        (path / "sweep").mkdir(exist_ok=True)
-        _folder(path / "sweep" / job, {}, {}, {})
-    return path / "sweep"
-
-
-def _broken(path: Path) -> Path:
-    _folder(path / "run", {}, {}, {})
-    (path / "run" / "metrics.json").write_text('{"kv": ')
-    return path / "run"

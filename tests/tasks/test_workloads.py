@@ -77,7 +77,11 @@ def test_uniform_requests_say_that_scheduling_cannot_pay(tmp_path: Path) -> None
     [
         (("workload=mooncake", "paths.data_dir=null"), "needs a folder of local data sets"),
         (("workload=poisson", "workload.rate_scale=0"), "rate_scale=0 must be a number above 0"),
-        (("evaluation.slo.ttft_scale=-1",), r"evaluation\.slo\.ttft_scale must be above 0, got -1"),
+        (
+            ("evaluation.slo.ttft_scale=-1",),
+            r"evaluation\.slo\.ttft_scale=-1 must be a number above 0",
+        ),
+        (("evaluation.slo=null",), r"evaluation\.slo must hold options, got None"),
         (("+evaluation.slo.ttft=9",), r"evaluation\.slo\.ttft is no option of SLOOptions"),
         (("workload=poisson", "+workload.cv=3"), r"workload\.cv is no option of PoissonRequests"),
     ],
@@ -136,4 +140,6 @@ def test_equal_requests_are_named_whatever_was_measured() -> None:
     served = {"all_high": _served(100.0), "static_batch": _served(50.0)}
     [line] = scheduling_notes(_workload(7, 7, 7), served)
     assert "all 3 requests have 2 tokens in and 7 out" in line and "50.0 [50.0, 50.0]" in line
+    [line] = scheduling_notes(_workload(7), served)
+    assert "because there is one request: static_batch reaches" in line
     assert not scheduling_notes(_workload(7, 7), {"all_high": _served(100.0)})

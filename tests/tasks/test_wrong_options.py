@@ -3,6 +3,7 @@
 Options and their types are read from the classes: a new option that is not checked fails here.
 """
 
+from collections.abc import Iterator
 from dataclasses import fields
 from math import inf, nan
 from pathlib import Path
@@ -10,10 +11,13 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 import pytest
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
-from tests.tasks.jobs import compose_config, run_in
-from tokenrouter import EngineOptions
+from tests.tasks.jobs import ROOT, compose_config, run_in
+from tokenrouter import EngineOptions, SamplingParams
 from tokenrouter.evaluation.quality import QualitySettings
+from tokenrouter.evaluation.slo import SLOOptions
 from tokenrouter.kvcache import KVPool, retention
 from tokenrouter.kvcache.retention import (
     Budget,
@@ -61,6 +65,7 @@ NEEDED: dict[Any, dict[str, Any]] = {
         "decode_tokens": 2,
         "decode_windows": 1,
     },
+    SLOOptions: {},
     LengthMix: {"prompt_lengths": [5], "output_min": 2, "output_max": 9},
     UniformRequests: {"num_requests": 3, "prompt_tokens": 5, "output_tokens": 5},
     PoissonRequests: RATE | RANGES,
@@ -192,6 +197,58 @@ def test_arrivals_that_together_are_too_late_are_refused_before_a_model() -> Non
         ValueError, match=r"arrive after 2e\+18 s.*raise workload\.rate_scale=1e-09"
     ):
         late.check()
+
+
+def _flags(node: Any, path: str = "") -> Iterator[str]:
+    """Dotted paths of what is true or false in a config file."""
+    for key, value in node.items() if isinstance(node, dict) else ():
+        if isinstance(value, bool) and not key.startswith("_"):
+            yield f"{path}{key}"
+        yield from _flags(value, f"{path}{key}.")
+
+
+def _read(file: str | Path) -> Any:
+    return OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / file))
+
+
+def _all_flags() -> Iterator[tuple[str, ...]]:
+    """For each flag of conf/ the overrides that bring it in, its path last."""
+    for path in _flags(_read("config.yaml")):
+        yield ("task=generate", path)
+    for file in sorted((ROOT / "conf").glob("*/*.yaml")):
+        group = file.parent.name
+        prefix = "" if "@package _global_" in file.read_text() else f"{group}."
+        added = "+" if group in ("labels", "trainer") else ""
+        needed = ("train.data=x",) if file.stem == "train_retention" else ()
+        for path in _flags(_read(file)) if group != "hydra" else ():
+            yield (f"{added}{group}={file.stem}", *needed, prefix + path)
+
+
+FLAGS = sorted(set(_all_flags()))
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag[-1])
+def test_a_flag_is_true_or_false(flag: tuple[str, ...]) -> None:
+    """log_decisions=no, which Hydra reads as a text, and every text counts as true."""
+    *chosen, path = flag
+    with pytest.raises(Exception, match=path.rpartition(".")[2]) as refused:
+        cfg = compose_config(*chosen, f"{path}=no")
+        check_config(cfg)
+        build.engine_options(cfg)
+        for part in ("explain", "train", "trainer", "labels"):
+            if part in cfg:
+                instantiate(cfg[part], _convert_="object")
+        if "sampling" in cfg:
+            SamplingParams(**cfg.sampling)
+    cause = refused.value.__cause__ or refused.value
+    assert isinstance(cause, ValueError) and "'no'" in str(cause)
+
+
+def test_all_flags_are_tried() -> None:
+    """A walk over conf/ that finds none."""
+    names = {path for *_, path in FLAGS}
+    assert {"log_decisions", "chat", "sampling.ignore_eos", "kvcache.prefix_sharing"} <= names
+    assert {"trainer.fast_dev_run", "train.fast_dev_run", "labels.per_layer"} <= names
 
 
 class _Nothing:

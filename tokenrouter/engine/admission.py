@@ -99,17 +99,21 @@ def longest_total(
             f"the prompt has {prompt_len} tokens; the model's length is {max_model_len} and the output needs at least "
             "one: shorten the prompt"
         )
+    if (needed := pool.slots_for(prompt_len)) > pool.num_slots:
+        raise ValueError(
+            f"the prompt alone needs up to {needed} KV slots ({prompt_len} tokens); the pool has {pool.num_slots}: "
+            f"shorten it, or raise {MORE_SLOTS}"
+        )
     if params.max_tokens is None:
         # As many as fit: slots_for never falls as tokens are added.
         tokens = range(max_model_len)
         total = bisect_right(tokens, pool.num_slots, lo=prompt_len, key=pool.slots_for)
-        total = max(total, prompt_len + 1)
     else:
         total = min(prompt_len + params.max_tokens, max_model_len)
     if (needed := pool.slots_for(total - 1)) > pool.num_slots:
         raise ValueError(
-            f"the request needs up to {needed} KV slots ({prompt_len} prompt tokens and {total - 1 - prompt_len} "
-            f"more); the pool has {pool.num_slots}: lower max_tokens or raise {MORE_SLOTS}"
+            f"the request needs up to {needed} KV slots ({prompt_len} prompt token{'s' if prompt_len > 1 else ''} and "
+            f"{total - 1 - prompt_len} more); the pool has {pool.num_slots}: lower max_tokens or raise {MORE_SLOTS}"
         )
     return total
 

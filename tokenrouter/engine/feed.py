@@ -74,7 +74,8 @@ class Feed:
             except ValueError as error:
                 if not self._may_refuse:
                     raise
-                log.warning("request %s refused: %s", offer.request_id, error)
+                if len(self.request_ids) > 1:  # that of a lone one is raised below
+                    log.warning("request %s refused: %s", offer.request_id, error)
                 self._first_error = self._first_error or error
                 refused.append(_refusal(offer, str(error)))
         if self._first_error and not self._was_taken and not self._offers:

@@ -19,11 +19,14 @@ from tokenrouter.kvcache.retention import RetentionOptions
 from tokenrouter.models import LoadedModel
 from tokenrouter.routers.base import Router
 from tokenrouter.scheduler import PrefixSharing
+from tokenrouter.telemetry.memory import machine_bytes
 from tokenrouter.types import RouteTable
 
 log = logging.getLogger(__name__)
 
 DEFAULT_KV_BYTES = 1 << 30
+BOOK_BYTES = 16
+"""What a slot costs in tables beside its entry, at most, and a token of a request that has none yet."""
 
 
 class Memory(NamedTuple):
@@ -55,9 +58,11 @@ def build_memory(
         routes: as the pool runs them.
 
     Raises:
-        ValueError: a retention policy that does not fit the model or the routes.
+        ValueError: a retention policy that does not fit the model or the routes, or more requests or slots than the
+            machine has memory for.
     """
     layer_groups = _layer_groups(model.config.num_layers, options)
+    _check_room(model, options, num_groups=max(layer_groups) + 1)
     kv_pool, arena = _storage(
         model,
         options,
@@ -110,6 +115,35 @@ def _layer_groups(num_layers: int, options: EngineOptions) -> tuple[int, ...]:
     return options.retention.layer_groups(num_layers)
 
 
+def _check_room(model: LoadedModel, options: EngineOptions, *, num_groups: int) -> None:
+    """Refuse sizes for which every allocation fails, before the first is tried."""
+    request_bytes = model.config.vocab_size + BOOK_BYTES * num_groups * model.config.max_model_len
+    slot_bytes = _slot_bytes(model, is_int8=options.kv_cache_dtype == "int8")
+    for key, option, count, item, item_bytes in (
+        ("scheduler.max_num_seqs", "max_num_seqs", options.max_num_seqs, "request", request_bytes),
+        (
+            "kvcache.num_slots",
+            "num_kv_slots",
+            options.num_kv_slots or 0,
+            "slot",
+            int(slot_bytes) + BOOK_BYTES * num_groups,
+        ),
+    ):
+        wanted, there = count * item_bytes, machine_bytes()
+        if there is not None and wanted > there:
+            raise ValueError(
+                f"{key}={count} asks for {wanted:,} bytes ({item_bytes:,} a {item}), and this machine has {there:,}: "
+                f"set at most {there // item_bytes} (in Python: EngineOptions.{option})"
+            )
+
+
+def _slot_bytes(model: LoadedModel, *, is_int8: bool) -> float:
+    """Of an entry as it is first stored, in all layers."""
+    config = model.config
+    item_bytes = 1 + 4 / config.head_dim if is_int8 else model.dtype.itemsize
+    return config.num_layers * config.kv_planes * config.head_dim * item_bytes
+
+
 def _storage(
     model: LoadedModel,
     options: EngineOptions,
@@ -121,8 +155,7 @@ def _storage(
     """Pool and arena. New tokens are full or int8; entries may be converted where the retention policy says so."""
     config, retention = model.config, options.retention
     is_int8 = options.kv_cache_dtype == "int8"
-    item_bytes = 1 + 4 / config.head_dim if is_int8 else model.dtype.itemsize
-    slot_bytes = config.num_layers * config.kv_planes * config.head_dim * item_bytes
+    slot_bytes = _slot_bytes(model, is_int8=is_int8)
     wanted = options.max_num_seqs * config.max_model_len
     num_slots = options.num_kv_slots or max(
         min(wanted, int(DEFAULT_KV_BYTES / slot_bytes)), config.max_model_len

@@ -17,6 +17,13 @@ from tokenrouter.scheduler import (
 from tokenrouter.scheduler.limits import check_choice, check_least
 
 KVCacheDtype = Literal["auto", "int8"]
+CONFIG_KEYS = {
+    "num_kv_slots": "kvcache.num_slots",
+    "kv_cache_dtype": "kvcache.dtype",
+    "scheduler": "scheduler.policy",
+}
+"""Options that have another name in conf/."""
+_LABELS = {option: f"{key} (in Python: {option})" for option, key in CONFIG_KEYS.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,9 +87,9 @@ class EngineOptions:
     retention: RetentionOptions | None = None
 
     def __post_init__(self) -> None:
-        check_choice(self, "scheduler", tuple(POLICIES))
+        check_choice(self, "scheduler", tuple(POLICIES), labels=_LABELS)
         check_choice(self, "dispatch", get_args(DispatchMode))
-        check_choice(self, "kv_cache_dtype", get_args(KVCacheDtype))
+        check_choice(self, "kv_cache_dtype", get_args(KVCacheDtype), labels=_LABELS)
         check_flag("prefix_sharing", self.prefix_sharing)
         check_flag("log_decisions", self.log_decisions)
         check_integer("seed", self.seed)
@@ -96,7 +103,8 @@ class EngineOptions:
             "max_wait_steps": 0,
             "prefix_block": 1,
         }
-        check_least(self, lowest, optional=("num_kv_slots", "static_batch_size"))
+        optional = ("num_kv_slots", "static_batch_size")
+        check_least(self, lowest, optional=optional, labels=_LABELS)
         self._check_parts()
         limits = self.limits
         if self.static_batch_size is not None and self.static_batch_size > limits.max_num_seqs:
@@ -117,8 +125,8 @@ class EngineOptions:
             )
         if self.kv_cache_dtype == "int8" and self.retention is not None and self.retention.compress:
             raise ValueError(
-                "retention.compress has no effect with kv_cache_dtype=int8, where every entry is int8 already: set "
-                "one of them"
+                f"retention.compress has no effect with {_LABELS['kv_cache_dtype']}=int8, where every entry is int8 "
+                "already: set one of them"
             )
         if self.prefix_sharing and self.retention is not None and self.retention.compress:
             raise ValueError(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokenrouter import LLM
+from tokenrouter.checks import check_size
 from tokenrouter.evaluation.progress import progress
 from tokenrouter.evaluation.throughput import Repeat, Throughput, run_requests
 from tokenrouter.outputs import RequestMetrics
@@ -33,7 +34,7 @@ class SLOOptions:
         ttft_ms, tpot_ms: fixed limits in their place; None: relative.
 
     Raises:
-        ValueError: a scale or a limit that is not positive.
+        ValueError: a scale or a limit that is no positive number.
     """
 
     ttft_scale: float = 4.0
@@ -44,8 +45,8 @@ class SLOOptions:
     def __post_init__(self) -> None:
         for name in ("ttft_scale", "tpot_scale", "ttft_ms", "tpot_ms"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"evaluation.slo.{name} must be above 0, got {value}")
+            if value is not None or name.endswith("_scale"):
+                check_size(f"evaluation.slo.{name}", value)
 
     @property
     def is_relative(self) -> bool:

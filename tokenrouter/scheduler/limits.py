@@ -2,35 +2,48 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from tokenrouter.checks import check_count
 
 PhaseOrder = Literal["mixed", "prefill_first", "decode_first"]
+_NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
 
-def check_least(options: Any, lowest: Mapping[str, int], *, optional: Collection[str] = ()) -> None:
+def check_least(
+    options: Any,
+    lowest: Mapping[str, int],
+    *,
+    optional: Collection[str] = (),
+    labels: Mapping[str, str] = _NO_LABELS,
+) -> None:
     """Refuse options that are no counts.
 
     Args:
         options: an object with the options as attributes.
         lowest: by option, the least that is allowed.
         optional: those that may be None, which stands for no value.
+        labels: what messages call an option, where that is not its name.
 
     Raises:
-        ValueError: the first option that is no integer or too small.
+        ValueError: the first option that is no integer, or out of range.
     """
     for name, least in lowest.items():
         value = getattr(options, name)
         if value is not None or name not in optional:
-            check_count(name, value, least)
+            check_count(labels.get(name, name), value, least)
 
 
-def check_choice(options: Any, name: str, choices: tuple[str, ...]) -> None:
-    """Raise ValueError for an option that is none of its choices."""
+def check_choice(
+    options: Any, name: str, choices: tuple[str, ...], *, labels: Mapping[str, str] = _NO_LABELS
+) -> None:
+    """Raise ValueError for an option that is none of its choices; ``labels`` as in ``check_least``."""
     value = getattr(options, name)
     if value not in choices:
-        raise ValueError(f"unknown {name} {value!r}; choose one of: {', '.join(choices)}")
+        raise ValueError(
+            f"unknown {labels.get(name, name)} {value!r}; choose one of: {', '.join(choices)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

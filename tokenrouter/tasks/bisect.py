@@ -30,6 +30,7 @@ from tokenrouter.tasks.bisect_report import Step, format_steps
 from tokenrouter.tasks.bisect_systems import Served, System, make_systems, serve
 from tokenrouter.tasks.common import Job
 from tokenrouter.tasks.decisions import write_log
+from tokenrouter.tasks.wording import counted
 from tokenrouter.telemetry import Provenance, collect_provenance, peak_process_bytes
 
 NEAR_TIE_LOGITS = {"float32": 1e-3, "float16": 0.03, "bfloat16": 0.25}
@@ -132,8 +133,8 @@ def _notes(setup: Setup, served: Served, provenance: Provenance, limit: float) -
     builder, router = setup.builder, setup.router
     dtype = str(builder.model.dtype).removeprefix("torch.")
     notes = [
-        f"{len(builder.requests)} requests, {served.repeat.output_tokens:,} greedy tokens out. Each dimension is "
-        f"compared with the step above it; near-ties are gaps below {limit:g}.",
+        f"{counted(len(builder.requests), 'request')}, {served.repeat.output_tokens:,} greedy tokens out. Each "
+        f"dimension is compared with the step above it; near-ties are gaps below {limit:g}.",
         f"{builder.model.name} ({dtype}); {builder.pool.description}; router {router.version}",
         f"{provenance.hardware_label}; torch {provenance.versions['torch']}; {provenance.commit_label}",
     ]

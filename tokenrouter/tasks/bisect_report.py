@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenrouter.tasks.bisect_differences import Difference
 from tokenrouter.tasks.bisect_systems import Dimension
+from tokenrouter.tasks.wording import counted
 
 BUG = (
     "This is a bug: which requests run together, in which chunks, and what of them is kept outside the pool, must not "
@@ -116,8 +117,8 @@ def explain(step: Step) -> str:
         return head + "this configuration does not use it."
     found = step.shown
     if found is None:
-        return f"{head}no output of {step.num_requests} requests changes."
-    head += f"{len(step.differences)} of {step.num_requests} requests change. "
+        return f"{head}no output of {counted(step.num_requests, 'request')} changes."
+    head += f"{len(step.differences)} of {counted(step.num_requests, 'request')} changed. "
     return head + describe(found, step.dimension) + (f" {BUG}" if step.is_bug else "")
 
 
@@ -149,7 +150,8 @@ def conclusion(steps: Sequence[Step]) -> str:
     worst = max(changing, key=lambda step: len(step.real))
     others = [step.dimension for step in changing if step is not worst]
     also = f"; {' and '.join(others)} too, in fewer or as many requests" if others else ""
-    return f"Outputs change most by {worst.dimension}: {len(worst.real)} of {worst.num_requests} requests{also}."
+    share = f"{len(worst.real)} of {counted(worst.num_requests, 'request')}"
+    return f"Outputs change most by {worst.dimension}: {share}{also}."
 
 
 def _closeness(found: Difference) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from tokenrouter.checks import check_count, check_integer
+from tokenrouter.checks import check_count, check_flag, check_integer
 from tokenrouter.kernels import BACKENDS
 from tokenrouter.tasks import groups
 
@@ -25,8 +25,9 @@ def check_config(cfg: DictConfig) -> None:
 
     Raises:
         ValueError: a mandatory value is missing, an option is unknown to the target that it is for or, where a part has
-            none, to ``groups.KEYS``, ``kernels.backend`` names none, ``evaluation.num_repeats`` or ``num_threads`` is
-            no count, or ``seed`` no integer.
+            none, to ``groups.KEYS``, ``evaluation.slo`` holds no options, ``kernels.backend`` names none,
+            ``evaluation.num_repeats`` or ``num_threads`` is no count, ``seed`` no integer, or a flag neither true nor
+            false.
     """
     if missing := sorted(OmegaConf.missing_keys(cfg)):
         wanted = " ".join(f"{key}={_HINTS.get(key, '<value>')}" for key in missing)
@@ -46,6 +47,13 @@ def check_config(cfg: DictConfig) -> None:
         raise ValueError(
             f"kernels.backend={backend} is no backend; choose one of: {', '.join(BACKENDS)}{meant}"
         )
+    if not isinstance(slo := cfg.evaluation.slo, DictConfig):
+        raise ValueError(
+            f"evaluation.slo must hold options, got {slo!r}: set single ones, such as evaluation.slo.ttft_scale=8"
+        )
+    for name in ("log_decisions", "chat"):
+        if name in cfg:
+            check_flag(name, cfg[name])
     check_integer("seed", cfg.seed)
     if cfg.num_threads is not None:
         check_count("num_threads", cfg.num_threads, 1)

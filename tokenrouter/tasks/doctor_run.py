@@ -1,15 +1,39 @@
 """A finished run as its folder tells it, and what a rule about it is."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from tokenrouter.telemetry.runfolder import leaves
 
 Level = Literal["serious", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("serious", "warning", "note")
+
+
+COMPARISON = ("provenance.json", "metrics.json", "table.md", "systems.json")
+WRITES: Mapping[str, tuple[str, ...]] = {
+    "tradeoff": (*COMPARISON, "steps.jsonl"),
+    "benchmark": (*COMPARISON, "steps.jsonl"),
+    "evaluate": COMPARISON,
+    "bisect": ("provenance.json", "metrics.json", "bisect.md", "bisect.json", "steps.jsonl"),
+    "generate": ("provenance.json", "metrics.json", "completion.txt"),
+    "explain": ("provenance.json", "explain.html", "explain.png", "explained.json"),
+    "calibrate": ("provenance.json", "calibrated.json"),
+    "collect": ("provenance.json", "collected.json"),
+    "collect_oracle": ("provenance.json", "collected.json"),
+    "collect_retention": ("provenance.json", "collected.json"),
+    "train_router": ("provenance.json", "trained.json"),
+    "train_retention": ("provenance.json", "trained.json"),
+    "doctor": ("doctor.json",),
+}
+"""By task, what every run of it that ends well leaves beside config.yaml and status.json."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +47,8 @@ class FinishedRun:
         metrics: metrics.json.
         provenance: provenance.json.
         steps: the rows of steps.jsonl.
+        damaged: for each file that cannot be read as a whole, or holds what no run writes: what is wrong. What could be
+            read of it is above.
     """
 
     path: Path
@@ -31,11 +57,20 @@ class FinishedRun:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     steps: tuple[Mapping[str, Any], ...] = ()
+    damaged: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Files that a run of this task leaves when it ends well, and that are not there."""
+        target = str(self.option("task._target_") or "")
+        task = target.removeprefix("tokenrouter.tasks.").removesuffix(".run")
+        written = ("config.yaml", *WRITES.get(task, ("provenance.json", "metrics.json")))
+        return tuple(name for name in written if not (self.path / name).exists())
 
     def number(self, path: str) -> float | None:
-        """The number at a dotted path of metrics.json; None where there is none."""
+        """The finite number at a dotted path of metrics.json; None where there is none."""
         value = _at(self.metrics, path)
-        return float(value) if isinstance(value, int | float) else None
+        return float(value) if _is_finite(value) else None
 
     def option(self, path: str) -> Any:
         """The value at a dotted path of config.yaml; None where there is none."""
@@ -75,7 +110,7 @@ def read_run(path: Path) -> FinishedRun:
         path: what ``RunFolder`` wrote.
 
     Raises:
-        ValueError: no folder, no run in it, or a file in it that cannot be read.
+        ValueError: no folder, or no run in it.
     """
     if not path.is_dir():
         raise ValueError(f"run={path}: no such folder; give a run folder, {_WHERE}")
@@ -87,13 +122,21 @@ def read_run(path: Path) -> FinishedRun:
             else f"it has no status.json; give a run folder, {_WHERE}"
         )
         raise ValueError(f"run={path} is no run: {hint}")
+    damaged: list[str] = []
+    metrics = _json(path / "metrics.json", damaged)
+    wrong = [
+        key for key, value in leaves(metrics) if isinstance(value, float) and not _is_finite(value)
+    ]
+    if wrong:
+        damaged.append(f"metrics.json has no finite number at {', '.join(wrong)}")
     return FinishedRun(
         path=path,
-        status=_json(path / "status.json"),
-        config=_config(path / "config.yaml"),
-        metrics=_json(path / "metrics.json"),
-        provenance=_json(path / "provenance.json"),
-        steps=_steps(path / "steps.jsonl"),
+        status=_json(path / "status.json", damaged),
+        config=_config(path / "config.yaml", damaged),
+        metrics=metrics,
+        provenance=_json(path / "provenance.json", damaged),
+        steps=_steps(path / "steps.jsonl", damaged),
+        damaged=tuple(damaged),
     )
 
 
@@ -106,31 +149,58 @@ def _at(tree: Any, path: str) -> Any:
     return tree
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _is_finite(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)
+
+
+def _json(path: Path, damaged: list[str]) -> dict[str, Any]:
+    """The object in a file; empty where there is none, with a line in ``damaged`` where there is something else."""
     if not path.exists():
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read as JSON ({error}): repeat the run") from error
+    except (OSError, ValueError) as error:
+        damaged.append(f"{path.name} cannot be read as JSON ({error})")
+        return {}
     if not isinstance(value, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(value).__name__}")
+        damaged.append(f"{path.name} must hold a JSON object, and holds {type(value).__name__}")
+        return {}
     return value
 
 
-def _steps(path: Path) -> tuple[dict[str, Any], ...]:
+def _steps(path: Path, damaged: list[str]) -> tuple[dict[str, Any], ...]:
+    """The rows that can be read."""
     if not path.exists():
         return ()
-    try:
-        return tuple(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
-    except ValueError as error:
-        raise ValueError(
-            f"{path} cannot be read as JSON lines ({error}): repeat the run"
-        ) from error
+    rows: list[dict[str, Any]] = []
+    bad: list[int] = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            bad.append(number)
+    if bad:
+        damaged.append(
+            f"{path.name}: {len(bad)} of {len(bad) + len(rows)} lines are no JSON objects, the first is line {bad[0]}"
+        )
+    return tuple(rows)
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _config(path: Path, damaged: list[str]) -> dict[str, Any]:
+    """The options, as ``_json`` reads an object."""
     if not path.exists():
         return {}
-    config: Any = OmegaConf.to_container(OmegaConf.load(path))
-    return dict(config)
+    try:
+        config: Any = OmegaConf.to_container(OmegaConf.load(path))
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        damaged.append(f"{path.name} cannot be read as YAML ({' '.join(str(error).split())})")
+        return {}
+    if not isinstance(config, dict) or not config:
+        damaged.append(f"{path.name} must hold options, and holds {config or 'nothing'!r}")
+        return {}
+    return config

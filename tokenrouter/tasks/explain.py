@@ -83,7 +83,7 @@ def run(job: Job) -> None:
         extra={"executors": llm.pool.description},
     )
     job.folder.write_json("provenance.json", provenance.as_dict())
-    prompt = _ids(llm, text, chat=bool(cfg.chat))
+    prompt = _ids(llm, text, chat=cfg.chat)
     with watched(llm.router) as seen:
         ids = _serve(llm, prompt, options)
     explanation = gather(

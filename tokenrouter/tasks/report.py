@@ -14,6 +14,7 @@ from tokenrouter.evaluation.slo import SLO
 from tokenrouter.evaluation.tables import format_table
 from tokenrouter.evaluation.throughput import Throughput
 from tokenrouter.kvcache.retention import RetentionOptions
+from tokenrouter.tasks.wording import counted
 from tokenrouter.telemetry import Provenance, RunFolder, Spread, peak_process_bytes
 from tokenrouter.types import Phase
 from tokenrouter.workloads import RequestSet
@@ -113,7 +114,7 @@ def _throughput_note(workload: RequestSet, chosen: Throughput) -> str:
     span_s = workload.arrival_span_s
     arrival = f"arriving over {span_s:.1f} s (idle time is left out)" if span_s else "at once"
     return (
-        f"Throughput: {len(first.outputs)} requests {arrival}, {first.prompt_tokens:,} tokens in, "
+        f"Throughput: {counted(len(first.outputs), 'request')} {arrival}, {first.prompt_tokens:,} tokens in, "
         f"{first.output_tokens:,} out; median [min, max] of {count} interleaved "
         f"pass{'es' if count > 1 else ''} after a warm-up; latencies over all of them."
     )
@@ -123,13 +124,13 @@ def _workload_notes(workload: RequestSet) -> list[str]:
     lines = []
     if workload.clipped_requests:
         lines.append(
-            f"{workload.clipped_requests} of {len(workload.requests)} requests were clipped to the "
+            f"{workload.clipped_requests} of {counted(len(workload.requests), 'request')} were clipped to the "
             f"longest that is allowed: {workload.clipped_prompt_tokens:,} prompt tokens and "
             f"{workload.clipped_output_tokens:,} output tokens were cut."
         )
     if workload.wrapped_requests:
         lines.append(
-            f"{workload.wrapped_requests} prompts are longer than the text, which starts again in them: "
+            f"The text starts again in {counted(workload.wrapped_requests, 'prompt')}, longer than it: "
             "for other prompts choose a longer text (data=...)."
         )
     return lines
@@ -154,10 +155,13 @@ def scheduling_notes(workload: RequestSet, served: Mapping[str, Throughput]) -> 
         f"{_rate(continuous)}"
     )
     if workload.is_uniform:
-        first = workload.requests[0]
+        first, num = workload.requests[0], len(workload.requests)
+        equal = (
+            f"all {num} requests have {len(first.prompt_ids)} tokens in and {first.max_output_tokens} out and arrive "
+            "at once"
+        )
         return [
-            f"Token-level scheduling cannot pay here, because all {len(workload.requests)} requests have "
-            f"{len(first.prompt_ids)} tokens in and {first.max_output_tokens} out and arrive at once: "
+            f"Token-level scheduling cannot pay here, because {equal if num > 1 else 'there is one request'}: "
             f"{rates}, and what lies between them is noise or the size of the batch."
         ]
     if static.max >= continuous.min:

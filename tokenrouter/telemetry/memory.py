@@ -1,7 +1,8 @@
-"""Memory of this process, now and at its peak."""
+"""Memory of this process, now and at its peak, and of the machine."""
 
 import ctypes
 import gc
+import os
 import resource
 import sys
 from contextlib import suppress
@@ -10,6 +11,14 @@ from pathlib import Path
 _STATUS = Path("/proc/self/status")
 _STATM = Path("/proc/self/statm")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+def machine_bytes() -> int | None:
+    """Physical memory of this machine; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None
 
 
 def process_bytes() -> int:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from tokenrouter.telemetry.memory import machine_bytes
+
 PACKAGES = (
     "torch",
     "transformers",
@@ -158,14 +160,7 @@ def _hardware() -> dict[str, Any]:
         "num_cpus": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": machine_bytes(),
         "platform": platform.platform(),
         "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
-
-
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None

@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
+from tokenrouter.checks import check_flag
 from tokenrouter.routers.artifact import Kind
 from tokenrouter.routers.lookup import Bins, Scorer
 from tokenrouter.routers.trees import import_lightgbm
@@ -46,7 +47,7 @@ class TrainOptions:
         fast_dev_run: one batch of training and of validation, to see that it runs.
 
     Raises:
-        ValueError: an unknown kind or loss, or a number out of range.
+        ValueError: an unknown kind or loss, a number out of range, or a flag that is none.
     """
 
     kind: Kind
@@ -86,6 +87,7 @@ class TrainOptions:
             raise ValueError(
                 f"trainer.num_leaves={self.num_leaves!r} must be an integer of at least 2"
             )
+        check_flag("trainer.fast_dev_run", self.fast_dev_run)
         for name in ("learning_rate", "shrinkage", "id_shrinkage", "embed_shrinkage"):
             if not 0 <= (value := getattr(self, name)) < float("inf"):
                 raise ValueError(f"trainer.{name}={value!r} must be a number of at least 0")

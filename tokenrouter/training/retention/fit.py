@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.loggers import Logger
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
-from tokenrouter.checks import check_count, check_number
+from tokenrouter.checks import check_count, check_flag, check_number
 from tokenrouter.kvcache.retention.checkpoint import RetentionModel
 from tokenrouter.kvcache.retention.entry_features import ENTRY_FEATURES
 from tokenrouter.training.retention.module import MONITORED, RetentionModule
@@ -41,7 +41,7 @@ class RetentionTraining:
         fast_dev_run: one batch of training and of validation, to see that it runs.
 
     Raises:
-        ValueError: an unknown label, or a number out of range.
+        ValueError: an unknown label, a number out of range, or a flag that is none.
     """
 
     data: str
@@ -73,6 +73,7 @@ class RetentionTraining:
         ):
             check_count(f"train.{name}", getattr(self, name), 1)
         check_count("train.sinks", self.sinks, 0)
+        check_flag("train.fast_dev_run", self.fast_dev_run)
         check_number("train.power", self.power, lambda x: 0 < x <= 1, "over 0 and at most 1")
         check_number("train.learning_rate", self.learning_rate, lambda x: x > 0, "over 0")
 
