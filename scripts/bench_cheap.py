@@ -9,8 +9,8 @@ cached (key=pattern and key=exact), batched (64 and 256 tokens). all_low and ran
   on the text's calibration side, of interval on the tokens that decide. Brackets are 90 % of a bootstrap over windows.
 - Cost: features and router in an engine, microseconds per token: where 32 requests decode, whose positions differ,
   where one does (decode_1), and in the prefill of one prompt, in one chunk and in chunks of 16 tokens. Caches are
-  emptied before each prompt and stay warm in decode. Medians of turns (in decode of 8 steps) after one that does not
-  count, in brackets their 10th and 90th percentile; ratios are turn by turn.
+  emptied before each prompt and before decode, where they get warm. Medians of turns (in decode of 8 steps) after one
+  that does not count, in brackets their 10th and 90th percentile; ratios are turn by turn.
 - Shared prompt: 32 requests at once, 512 tokens in common and 60 of their own, 32 tokens out, without and with prefix
   sharing. "asked" is the share of all tokens, computed or shared, that the mlp was asked about.
 

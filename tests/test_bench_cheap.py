@@ -77,6 +77,8 @@ def test_every_key_that_others_read_is_there_and_is_a_number(
     decided = {(row["phase"], row["way"]): row["decided_frac"] for row in result["costs"]}
     for phase in ("decode", "decode_1"):
         assert [decided[phase, f"interval_{n}"] for n in INTERVALS] == [1 / n for n in INTERVALS]
+    hits = {(r["phase"], r["way"]): r.get("cache_hit_frac") for r in result["costs"]}
+    assert hits["decode_1", "cached_exact"] == 0.0, "warm from the same request among others"
     first_words = [line.split()[0] for line in printed if line and not line.startswith("{")]
     assert all(first_words.count(name) == 6 for name in ("interval_8", "batched_64"))
 

@@ -100,6 +100,8 @@ def _decode(
     served: Serving, routers: Mapping[str, Router], num_requests: int
 ) -> dict[str, list[Numbers]]:
     llms = {name: served.llm(router) for name, router in routers.items()}
+    for router in routers.values():
+        router.forget()
     prompts = decode_prompts(served.ids, served.sizes)[:num_requests]
     with ExitStack() as stack:
         batches = {

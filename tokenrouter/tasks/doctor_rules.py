@@ -39,9 +39,9 @@ RULES = (
         name="router_too_heavy",
         when="`router.overhead_frac` over 5 %; serious over 10 %",
         why="The time that low tokens save goes into deciding which ones they are",
-        cure="Decide every few tokens (`router=interval`) or once per request (`router=request_level`), keep answers "
-        "by token pattern (`router=cached`), use fewer features (`router.repeats=0`, "
-        "`router.high_types=[]`), or have more tokens share a step's fixed cost (`scheduler.max_num_seqs=64`)",
+        cure="Decide once per request (`router=request_level`), or where few requests decode every few tokens "
+        "(`router=interval`); keep a costly router's answers (`router=cached`; trained ones are cheaper than it); "
+        "fewer features (`router.repeats=0`, `router.high_types=[]`); more tokens a step (`scheduler.max_num_seqs=64`)",
         check=checks.router_too_heavy,
     ),
     Rule(
