@@ -198,3 +198,24 @@ def test_the_page_names_the_policies_that_read_an_option() -> None:
     named = {option: set(re.findall(r"\w+", text)) & set(policies) for option, text in rows.items()}
     assert named["`kvcache.retention.window`, `decay`, `layers`"] == looks
     assert named["`kvcache.retention.groups`"] == alike
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["scheduler=priority"], "scheduler=priority serves as fcfs does.*workload.priorities"),
+        (["scheduler=priority", "workload.priorities=[1,1]"], "serves as fcfs does"),
+        (["workload.priorities=[0,1]"], f"{SAYS}: workload.priorities .scheduler fcfs ignores"),
+        (["scheduler=priority", "workload.priorities=[0,1]"], None),
+    ],
+)
+def test_priorities_and_their_scheduler_need_each_other(
+    overrides: list[str], says: str | None
+) -> None:
+    """A comparison of schedulers that could not differ."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        check_config(compose_config(*overrides))
+    texts = [str(warning.message) for warning in said]
+    assert len(texts) == (says is not None)
+    assert says is None or re.search(says, texts[0])
