@@ -52,3 +52,13 @@ def test_a_router_names_the_classes_of_its_own_routes(caplog: pytest.LogCaptureF
     assert_only_low_tokens_go(watched)
     LLM(tiny(), router=Classed(0.3), executors=twin())
     assert "classes drop_first, protect of router random have no effect without" in caplog.text
+
+
+def test_a_class_for_a_route_that_is_not_there_is_refused() -> None:
+    """A misspelt route beside a known one: its tokens keep another class than was asked for, without a word."""
+    misspelt = RouteClass(classes={"high": "normal", "low": "drop_first", "medium": "protect"})
+    with pytest.raises(
+        ValueError, match=r"high, low, medium, and .* has high, low: leave medium out"
+    ):
+        LLM(tiny(), router=RandomRouter(0.3), executors=twin(), options=options(misspelt))
+    LLM(tiny(), router="all_high", options=options(RouteClass()))

@@ -1,6 +1,7 @@
 """Guards the virtual clock: idle time that is waited for or counted as work, late arrivals, an endless loop."""
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,6 +99,21 @@ def test_requests_wait_outside_a_full_queue(
     assert [num_output for _, num_output in result.requests] == [2] * 5
     assert result.stats.num_rejected == 0 and time.added[2][1] > 0.0
     assert {arrival_s for _, _, arrival_s in time.added} == {0.0}
+
+
+@pytest.mark.parametrize(("scheduler", "order"), [("priority", [0, 2, 1]), ("fcfs", [0, 1, 2])])
+def test_priorities_reach_the_scheduler_that_heeds_them(
+    model: LoadedModel, scheduler: str, order: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """scheduler=priority that serves as fcfs whatever is asked; a baseline that warns of what it ignores by design."""
+    llm = LLM(model, options=EngineOptions(scheduler=scheduler, max_num_seqs=1))
+    requests = [
+        replace(_request(1e-9 * index, 1), priority=priority)
+        for index, priority in enumerate((0, 2, 1))
+    ]
+    first_token_s = [metrics.first_token_s for metrics, _ in run_requests(llm, requests).requests]
+    assert sorted(range(3), key=lambda index: first_token_s[index]) == order
+    assert not caplog.records
 
 
 def test_time_before_the_first_arrival_is_no_part_of_a_pass(

@@ -1,5 +1,6 @@
 """Guards options that change nothing beside the others: a run that sets one is told so, once, and no other run is."""
 
+import re
 import warnings
 from dataclasses import fields
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from tests.contracts.test_configs import GROUPS
 from tests.engine.tools import plain_llm
-from tests.tasks.jobs import compose_config, run_in
+from tests.tasks.jobs import ROOT, compose_config, run_in
 from tokenrouter import EngineOptions
 from tokenrouter.kvcache.retention import (
     HeavyHitter,
@@ -165,3 +166,56 @@ def test_a_set_of_features_that_nothing_reads_is_named(others: tuple[str, ...]) 
     cfg = compose_config("features=static", *others, "+train.data=some")
     with pytest.warns(UserWarning, match=f"{SAYS}: features .*task=collect"):
         check_config(cfg)
+
+
+@pytest.mark.parametrize("max_entries", [1, 35, 36, None])
+def test_guards_that_are_larger_than_the_budget_are_named(max_entries: int | None) -> None:
+    """max_entries=1 that leaves 36, for which no run gave a reason."""
+    kept = RetentionOptions(policy=HeavyHitter(max_entries=max_entries))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        plain_llm(EngineOptions(retention=kept))
+    texts = [str(warning.message) for warning in said]
+    expected = (
+        f"max_entries={max_entries} leaves 36 entries: the first sinks=4 and the last recent=32"
+    )
+    assert any(expected in text for text in texts) == (max_entries in (1, 35))
+
+
+def test_the_page_names_the_policies_that_read_an_option() -> None:
+    """A new policy that the table of the page does not know."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    rows = dict(
+        re.findall(r"^\| (`kvcache\.retention\.\w+`.*?) \| (.*) \|$", page, flags=re.MULTILINE)
+    )
+    policies = {}
+    for path in (ROOT / "conf" / "kvcache").glob("*.yaml"):
+        retention = build.engine_options(compose_config(f"kvcache={path.stem}")).retention
+        if retention is not None:
+            policies[path.stem] = retention.policy
+    looks = {name for name, policy in policies.items() if "attention" in policy.needs}
+    alike = {name for name, policy in policies.items() if "groups" in policy.unused}
+    named = {option: set(re.findall(r"\w+", text)) & set(policies) for option, text in rows.items()}
+    assert named["`kvcache.retention.window`, `decay`, `layers`"] == looks
+    assert named["`kvcache.retention.groups`"] == alike
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["scheduler=priority"], "scheduler=priority serves as fcfs does.*workload.priorities"),
+        (["scheduler=priority", "workload.priorities=[1,1]"], "serves as fcfs does"),
+        (["workload.priorities=[0,1]"], f"{SAYS}: workload.priorities .scheduler fcfs ignores"),
+        (["scheduler=priority", "workload.priorities=[0,1]"], None),
+    ],
+)
+def test_priorities_and_their_scheduler_need_each_other(
+    overrides: list[str], says: str | None
+) -> None:
+    """A comparison of schedulers that could not differ."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        check_config(compose_config(*overrides))
+    texts = [str(warning.message) for warning in said]
+    assert len(texts) == (says is not None)
+    assert says is None or re.search(says, texts[0])

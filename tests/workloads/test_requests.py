@@ -1,5 +1,7 @@
 """Guards against requests that change from run to run, miss their lengths, or stop early."""
 
+from dataclasses import replace
+
 import pytest
 
 from tokenrouter.workloads import DEFAULT_PROMPTS, LengthMix
@@ -58,6 +60,27 @@ def test_short_text_is_refused_with_the_lengths() -> None:
 def test_impossible_lengths_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="workload"):
         _mix(**changes)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_priorities_are_dealt_in_equal_parts_and_by_the_seed(seed: int) -> None:
+    """Priorities by the number of the request: each goes to prompts of its own kinds and lengths."""
+    dealt = [s.priority for s in _mix(priorities=[0, 1], seed=seed).requests(_encode, range(5000))]
+    assert dealt == [
+        s.priority for s in _mix(priorities=[0, 1], seed=seed).requests(_encode, range(5000))
+    ]
+    assert sorted(dealt) == [0] * 8 + [1] * 8 and dealt != [0, 1] * 8
+    plain = _mix(seed=seed).requests(_encode, range(5000))
+    assert {s.priority for s in plain} == {0}
+    changed = _mix(priorities=[7], seed=seed).requests(_encode, range(5000))
+    assert [replace(s, priority=0) for s in changed] == plain
+
+
+@pytest.mark.parametrize("priorities", [3, "01", [], [0.5], [True], ["high"]])
+def test_priorities_are_integers(priorities: object) -> None:
+    """A priority that the engine refuses when the model is loaded."""
+    with pytest.raises(ValueError, match=r"workload\.priorities"):
+        _mix(priorities=priorities)
 
 
 def test_default_prompts_cover_scripts_and_code() -> None:

@@ -40,7 +40,7 @@ def build_engine(
 ) -> LLMEngine:
     """An engine for ``model``; executors and weights may be shared with other engines, KV is its own.
 
-    Options that have no effect are warned of.
+    Options that have no effect, or not the one that they name, are warned of.
 
     Args:
         model: loaded.
@@ -107,6 +107,8 @@ def _warn_of_ignored(options: EngineOptions) -> None:
             f"options without effect: {names}. Leave them at their defaults, or change what they depend on",
             stacklevel=4,
         )
+    if options.retention is not None and (more := options.retention.kept_beyond_budget):
+        warnings.warn(more, stacklevel=4)
 
 
 def _dispatcher(

@@ -261,11 +261,17 @@ def bounds_live(options: RetentionOptions, table: RouteTable) -> bool:
 
 
 def route_classes(options: RetentionOptions, table: RouteTable) -> list[int]:
-    """Per route the index of its retention class; the policy ``route`` may name others."""
+    """Per route the index of its retention class; the policy ``route`` may name others.
+
+    Raises:
+        ValueError: it names a route that the table does not have; ``high`` and ``low`` may be missing, which conf/
+            names for every router, as long as one that it names is there.
+    """
     asked = dict(options.policy.classes) if isinstance(options.policy, RouteClass) else {}
     unknown = [name for name in asked if name not in table.names]
-    if unknown and not set(asked) & set(table.names):
+    if not set(unknown) <= {"high", "low"} or (unknown and len(unknown) == len(asked)):
         raise ValueError(
-            f"classes names the routes {', '.join(asked)}, and the router has {', '.join(table.names)}"
+            f"classes names the routes {', '.join(asked)}, and the router has {', '.join(table.names)}: leave "
+            f"{', '.join(unknown)} out"
         )
     return [CLASSES.index(asked.get(route.name, route.retention)) for route in table.routes]

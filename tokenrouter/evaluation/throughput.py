@@ -12,6 +12,7 @@ from tokenrouter.evaluation.clock import VirtualClock
 from tokenrouter.evaluation.progress import Tick, progress
 from tokenrouter.evaluation.shares import high_work
 from tokenrouter.outputs import RequestMetrics, RequestOutput
+from tokenrouter.scheduler import POLICIES
 from tokenrouter.telemetry import Spread, percentiles, spread
 from tokenrouter.workloads import RequestSpec
 
@@ -160,7 +161,7 @@ def run_requests(llm: LLM, requests: Sequence[RequestSpec], tick: Tick | None = 
     clock jumps to the next arrival. A request that arrives during a step joins after it, or waits
     outside while the engine's queue is full; its times count from its arrival. No request is there when
     the clock jumps, so the times of one request (its metrics, on the real clock) are real differences;
-    times of two requests do not compare.
+    times of two requests do not compare. Priorities count where the scheduler heeds them, as a baseline may not.
 
     Args:
         llm: its engine's counters start anew.
@@ -172,6 +173,7 @@ def run_requests(llm: LLM, requests: Sequence[RequestSpec], tick: Tick | None = 
         ValueError: the engine refused a request.
     """
     engine = llm.engine
+    heeds_priority = POLICIES[llm.options.scheduler].heeds_priority
     engine.stats.reset()
     engine.drop_prefixes()
     waiting = sorted(enumerate(requests), key=lambda item: item[1].arrival_s, reverse=True)
@@ -188,6 +190,7 @@ def run_requests(llm: LLM, requests: Sequence[RequestSpec], tick: Tick | None = 
                 str(index),
                 list(request.prompt_ids),
                 request.params,
+                priority=request.priority if heeds_priority else 0,
                 arrival_s=clock.real_s(request.arrival_s),
                 stream=False,
             )

@@ -39,6 +39,7 @@ def check_config(cfg: DictConfig) -> None:
             continue  # Hydra says so with the config's key when it builds the object
         check_options(path, map(str, node), target)
     _warn_of_unread_features(cfg)
+    _warn_of_priorities(cfg)
     for path, known in groups.KEYS.items():
         _refuse_unknown(path, map(str, cfg[path]), list(known), owner=path)
     if (backend := cfg.kernels.backend) not in BACKENDS:
@@ -74,6 +75,23 @@ def _warn_of_unread_features(cfg: DictConfig) -> None:
             "options without effect: features (no part of this run asks for features.names: task=collect and "
             "task=train_router do, and a router's config may, by an option of ${features.names}). A trained router "
             "has the features that it was trained with",
+            stacklevel=2,
+        )
+
+
+def _warn_of_priorities(cfg: DictConfig) -> None:
+    """Says so where a scheduler by priority finds none to tell apart, or priorities find no such scheduler."""
+    priorities, policy = cfg.workload.get("priorities"), cfg.scheduler.policy
+    are_many = isinstance(priorities, ListConfig) and len(set(priorities)) > 1
+    if policy == "priority" and not are_many:
+        warnings.warn(
+            "scheduler=priority serves as fcfs does: all requests have the same priority. Give them some, such as "
+            "workload.priorities=[0,1]",
+            stacklevel=2,
+        )
+    elif policy != "priority" and priorities is not None:
+        warnings.warn(
+            f"options without effect: workload.priorities (scheduler {policy} ignores them: choose scheduler=priority)",
             stacklevel=2,
         )
 

@@ -1,10 +1,11 @@
 """The contract of a workload: the requests that every system of a comparison serves."""
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tokenrouter.checks import MOST_SIZE, check_count, check_number
+from tokenrouter.checks import MOST_SIZE, check_count, check_integer, check_number
 from tokenrouter.sampling_params import SamplingParams
 
 Encode = Callable[[str], list[int]]
@@ -18,14 +19,16 @@ class RequestSpec:
         prompt_ids: the prompt's token ids.
         params: how to sample.
         arrival_s: when it arrives, in seconds after the start, 0 to 1e9.
+        priority: lower goes first, with the scheduler ``priority``.
 
     Raises:
-        ValueError: ``arrival_s`` is no such number.
+        ValueError: ``arrival_s`` is no such number, or ``priority`` no integer.
     """
 
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     arrival_s: float = 0.0
+    priority: int = 0
 
     def __post_init__(self) -> None:
         check_number(
@@ -34,6 +37,7 @@ class RequestSpec:
             lambda x: 0 <= x <= MOST_SIZE,
             f"of 0 to {MOST_SIZE:g} (seconds after the start)",
         )
+        check_integer("priority", self.priority)
 
     @property
     def max_output_tokens(self) -> int:
@@ -133,3 +137,23 @@ def check_range(name: str, low: object, high: object) -> None:
     check_count(f"{name}_max", high, 1)
     if low > high:  # type: ignore[operator]
         raise ValueError(f"{name}_min={low} must be at most {name}_max={high}")
+
+
+def check_priorities(priorities: object) -> None:
+    """Refuse what is neither None nor a list of integers; raises ValueError."""
+    if priorities is None:
+        return
+    if not isinstance(priorities, Sequence) or isinstance(priorities, str) or not priorities:
+        raise ValueError(
+            f"workload.priorities must be a list of integers, such as [0, 1], or null, got {priorities!r}"
+        )
+    for priority in priorities:
+        check_integer("a number in workload.priorities", priority)
+
+
+def deal(priorities: Sequence[int] | None, count: int, *, seed: int) -> list[int]:
+    """A priority for each of ``count`` requests: all of them in equal parts, in a drawn order; None: 0 for all."""
+    given = priorities or (0,)
+    dealt = [given[index % len(given)] for index in range(count)]
+    random.Random(f"{seed} priorities").shuffle(dealt)
+    return dealt

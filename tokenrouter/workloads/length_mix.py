@@ -10,7 +10,9 @@ from tokenrouter.workloads.base import (
     RequestSet,
     RequestSpec,
     Workload,
+    check_priorities,
     check_range,
+    deal,
     greedy,
 )
 from tokenrouter.workloads.prompts import DEFAULT_PROMPTS
@@ -27,17 +29,19 @@ class LengthMix(Workload):
     Args:
         prompt_lengths: tokens per prompt, one request each.
         output_min, output_max: outputs are drawn uniformly from this range, both ends included.
-        seed: of that draw and of the passages.
+        seed: of that draw, of the passages and of the order of priorities.
+        priorities: of the requests, dealt in equal parts; None: all have 0.
 
     Raises:
-        ValueError: no lengths, one that is no count of at least 1, a range of outputs that is empty, or a seed that is
-            no integer.
+        ValueError: no lengths, one that is no count of at least 1, a range of outputs that is empty, or a seed or
+            priority that is no integer.
     """
 
     prompt_lengths: Sequence[int]
     output_min: int
     output_max: int
     seed: int = 0
+    priorities: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         lengths = self.prompt_lengths
@@ -49,6 +53,7 @@ class LengthMix(Workload):
             check_count("a length in workload.prompt_lengths", length, 1)
         check_range("workload.output", self.output_min, self.output_max)
         check_integer("workload.seed", self.seed)
+        check_priorities(self.priorities)
 
     def build(
         self, encode: Encode, text_ids: Sequence[int], *, max_model_len: int | None = None
@@ -66,10 +71,13 @@ class LengthMix(Workload):
             )
         draw = random.Random(self.seed)
         specs = []
-        for index, length in enumerate(self.prompt_lengths):
+        priorities = deal(self.priorities, len(self.prompt_lengths), seed=self.seed)
+        for index, (length, priority) in enumerate(
+            zip(self.prompt_lengths, priorities, strict=True)
+        ):
             start = draw.randrange(len(text_ids) - length + 1)
             opening = encode(DEFAULT_PROMPTS[index % len(DEFAULT_PROMPTS)])
             prompt_ids = (*opening, *text_ids[start : start + length])[:length]
             params = greedy(draw.randint(self.output_min, self.output_max))
-            specs.append(RequestSpec(prompt_ids=prompt_ids, params=params))
+            specs.append(RequestSpec(prompt_ids=prompt_ids, params=params, priority=priority))
         return RequestSet(requests=tuple(specs))

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tokenrouter.checks import MOST_SIZE, check_count, check_integer, check_size
-from tokenrouter.workloads.base import Encode, RequestSet, RequestSpec, Workload, greedy
+from tokenrouter.workloads.base import (
+    Encode,
+    RequestSet,
+    RequestSpec,
+    Workload,
+    check_priorities,
+    deal,
+    greedy,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,10 +59,11 @@ class TimedWorkload(Workload):
             long requests for a small model. Clipped tokens are counted after it.
         max_prompt_tokens, max_output_tokens: longer ones are clipped; None: no limit of its own.
         seed: of everything that is drawn.
+        priorities: of the requests, dealt in equal parts; None: all have 0.
 
     Raises:
-        ValueError: a number of requests or a limit that is no count, a scale that is no positive number, or a seed that
-            is no integer.
+        ValueError: a number of requests or a limit that is no count, a scale that is no positive number, or a seed or
+            priority that is no integer.
     """
 
     num_requests: int
@@ -63,6 +72,7 @@ class TimedWorkload(Workload):
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
     seed: int = 0
+    priorities: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         check_count("workload.num_requests", self.num_requests, 1)
@@ -72,6 +82,7 @@ class TimedWorkload(Workload):
         for name in ("rate_scale", "length_scale"):
             check_size(f"workload.{name}", getattr(self, name))
         check_integer("workload.seed", self.seed)
+        check_priorities(self.priorities)
 
     def check(self) -> None:
         """See Workload."""
@@ -96,14 +107,16 @@ class TimedWorkload(Workload):
         shapes = self.shapes()
         asked = [self._scaled(shape) for shape in shapes]
         clipped = [self._clipped(lengths, max_model_len) for lengths in asked]
+        priorities = deal(self.priorities, len(shapes), seed=self.seed)
         specs = [
             RequestSpec(
                 prompt_ids=tuple(self._prompt(index, shape, lengths.prompt, encode, text_ids)),
                 params=greedy(lengths.output),
                 arrival_s=arrival_s,
+                priority=priority,
             )
-            for index, (shape, lengths, arrival_s) in enumerate(
-                zip(shapes, clipped, self._arrivals_s(shapes), strict=True)
+            for index, (shape, lengths, arrival_s, priority) in enumerate(
+                zip(shapes, clipped, self._arrivals_s(shapes), priorities, strict=True)
             )
         ]
         return RequestSet(

@@ -101,6 +101,17 @@ class RetentionOptions:
             if getattr(self, option) != _defaults()[option]
         }
 
+    @property
+    def kept_beyond_budget(self) -> str | None:
+        """Why more entries stay than ``max_entries`` of the policy says, and what to do; None where they do not."""
+        most = getattr(self.policy, "max_entries", None)
+        if most is None or most >= (guarded := self.sinks + self.recent):
+            return None
+        return (
+            f"kvcache.retention.policy.max_entries={most} leaves {guarded} entries: the first sinks={self.sinks} and "
+            f"the last recent={self.recent} always stay. Lower these, or set max_entries to {guarded} or more"
+        )
+
     def observed_layers(self, num_layers: int) -> tuple[int, ...]:
         """The layers whose attention counts; raises ValueError when one does not exist."""
         if isinstance(self.layers, int):
