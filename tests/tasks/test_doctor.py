@@ -182,7 +182,7 @@ def test_findings_are_printed_the_worst_first_and_kept(
     assert [finding["rule"] for finding in kept["findings"]] == names
     out = capsys.readouterr().out
     assert re.findall(r"^(?:serious|warning|note): (\w+)$", out, flags=re.MULTILINE) == names
-    assert "cure: Decide every few tokens (`router=interval`)" in out and "Healthy" not in out
+    assert "cure: Decide once per request (`router=request_level`)" in out and "Healthy" not in out
 
 
 def test_a_real_run_is_examined_by_its_own_numbers(tradeoff_run: Path) -> None:
