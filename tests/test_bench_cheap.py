@@ -20,7 +20,7 @@ from scripts.cheap_bench.quality import answered, measure_quality
 from scripts.cheap_bench.report import ALL, cost_rows, quality_rows
 from scripts.cheap_bench.ways import BATCHES, EACH, INTERVALS, QUICK, Sizes, ways
 from scripts.router_bench.setup import Bench, build
-from tests.test_bench_router import write_router
+from tests.router_bench_cases import write_router
 from tokenrouter.executors.calibration import Calibration
 from tokenrouter.models import tiny_random
 from tokenrouter.routers import Budget, RuleRouter

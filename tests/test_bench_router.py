@@ -8,7 +8,6 @@ import json
 import math
 from contextlib import redirect_stdout
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +18,19 @@ from torch import Tensor
 from scripts.router_bench import app
 from scripts.router_bench.asking import calibrated, logit_signals
 from scripts.router_bench.cost import decode_batch
-from scripts.router_bench.equal_speed import Point, compared, kl_at, overall
-from scripts.router_bench.measures import Measured, TextMeasured, kl_nats, means, measure_text
-from scripts.router_bench.routings import Key, Routing, all_low, asked, layer_order, routings
+from scripts.router_bench.measures import TextMeasured, kl_nats, means, measure_text
+from scripts.router_bench.routings import Routing, all_low, asked, layer_order, routings
 from scripts.router_bench.setup import EXECUTORS, LOCAL_TEXTS, TEXTS, Bench, build, trained_in
 from scripts.router_bench.sizes import QUICK
 from scripts.router_bench.summary import rows_of
-from scripts.router_bench.throughput import Speeds, measure_speeds
+from tests.router_bench_cases import SPEEDS, tiny_bench, tiny_routers, write_router
 from tokenrouter.executors.calibration import Calibration
 from tokenrouter.features import sequence_batch
-from tokenrouter.models import LoadedModel, tiny_random
-from tokenrouter.routers import EntropyRouter, LayerwiseRouter, Router
-from tokenrouter.routers.artifact import Artifact, TrainedFor, write_artifact
-from tokenrouter.routers.layer_groups import Groups, widths
-from tokenrouter.routers.lookup import NUM_PHASES, Bins
-from tokenrouter.telemetry import Spread
+from tokenrouter.models import tiny_random
+from tokenrouter.routers import EntropyRouter
 from tokenrouter.training.labels.divergence import kl_nats as kl_of_rows
 from tokenrouter.types import Phase
 
-HIDDEN = 4
 CLAIMS = (
     *("mlp_oracle_gain_frac_python_docs", "mlp_kl_vs_random_python_docs"),
     *("smooth5_kl_vs_plain_low", "smooth5_vs_all_high"),
@@ -46,40 +39,9 @@ CLAIMS = (
 )
 
 
-def write_router(
-    folder: Path,
-    model: LoadedModel,
-    executor: str,
-    name: str = "tiny",
-    groups: Groups | None = None,
-) -> Path:
-    """An mlp with drawn weights; that of the smoothed path looks at logits in decode."""
-    bins = Bins(("position", "token_type"), ((3.5, 15.5), (0.5, 1.5, 2.5)), (35, 104))
-    if executor == "int8_smooth":
-        bins = Bins((*bins.names, "entropy"), (*bins.edges, (5.2,)), bins.ids)
-    draw = torch.Generator().manual_seed(3)
-    scores = NUM_PHASES * len(widths(groups))
-    tensors = {
-        "table": torch.randn(bins.num_rows, HIDDEN + scores, generator=draw),
-        "head": torch.randn(scores, HIDDEN, generator=draw),
-    }
-    of = TrainedFor(
-        model=model.name,
-        model_hash=model.model_hash,
-        executor=executor,
-        label="fisher",
-        layer_groups=groups,
-    )
-    artifact = Artifact(kind="mlp", bins=bins, trained_for=of, hidden=HIDDEN, tensors=tensors)
-    return write_artifact(artifact, folder / f"{name}_{executor}_mlp.json")
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("routers")
-    for executor in EXECUTORS:
-        write_router(found, tiny_random(), executor)
-    return found
+    return tiny_routers(tmp_path_factory.mktemp("routers"))
 
 
 @pytest.fixture(scope="module")
@@ -89,16 +51,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bench(folder: Path, cache: Path) -> Bench:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Calibration, "_folder", lambda _: cache)
-        return build(
-            tiny_random(),
-            replace(QUICK, windows=3),
-            executor="int8",
-            texts=("python_docs",),
-            data_dir=None,
-            routers=folder,
-        )
+    return tiny_bench(folder, cache)
 
 
 @pytest.fixture(scope="module")
@@ -237,89 +190,6 @@ def test_groups_of_layers_are_chosen_by_shares_of_the_work(bench: Bench, tmp_pat
     assert len(others) == 3 and all(torch.equal(other_N, others[0]) for other_N in others)
     assert not torch.equal(first_N, others[0]) and math.isnan(found["mlp", "rank"].auroc)
     assert 0.05 < found["mlp", "threshold"].high_frac < 0.4
-
-
-def at(value: float) -> Spread:
-    return Spread(median=value, min=0.9 * value, max=1.25 * value)
-
-
-SPEEDS = Speeds(
-    all_high_tok_s=Spread(median=100.0, min=90.0, max=110.0),
-    times={
-        "all_low": [(0.0, at(0.5))],
-        **{name: [(0.05, at(0.6)), (0.2, at(0.8))] for name in ("random", "mlp", "rule")},
-        "layerwise": [(0.1, at(0.625)), (0.25, at(0.8))],
-    },
-)
-
-
-def test_throughput_is_read_at_the_share_that_was_measured() -> None:
-    """Tokens per second averaged in place of times, the spread turned around, an oracle without any number."""
-    assert SPEEDS.vs_all_high("mlp", 0.2).median == pytest.approx(1 / 0.8)
-    assert SPEEDS.vs_all_high("mlp", 0.125).median == pytest.approx(1 / 0.7)
-    assert SPEEDS.vs_all_high("mlp", 0.6).median == pytest.approx(1 / 0.9)
-    assert SPEEDS.vs_all_high("oracle", 0.05) == SPEEDS.vs_all_high("random", 0.05)
-    low = SPEEDS.vs_all_high("all_low", 0.0)
-    assert (low.median, low.min, low.max) == pytest.approx((2.0, 1 / 0.625, 1 / 0.45))
-
-
-def test_speeds_are_measured_with_the_share_that_they_stand_for(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A prompt that runs all high, as with thresholds of another text; layers that are not the map's."""
-    served: dict[str, Router] = {}
-
-    def keep(llms: dict[str, Any], ids: list[int]) -> dict[str, Any]:
-        served.update({name: llm.router for name, llm in llms.items()})
-        return {name: partial(float, 2.0 if name == "all_high" else 1.0) for name in llms}
-
-    monkeypatch.setattr("tokenrouter.evaluation.ratios.prefill_runs", keep)
-    speeds = measure_speeds(bench, [2, 0, 1, 3], dtype="float32")
-    num_tokens = QUICK.chunk_tokens
-    assert speeds.all_high_tok_s.median == num_tokens / 2
-    names = {"all_low", "layerwise", "random", "rule", "mlp"}
-    assert set(speeds.times) == names
-    assert [share for share, _ in speeds.times["mlp"]] == [3 / num_tokens, 13 / num_tokens]
-    assert speeds.times["layerwise"][1][0] == 0.25
-    assert all(time.median == 0.5 for times in speeds.times.values() for _, time in times)
-    fixed = served["layerwise 0.25"]
-    assert isinstance(fixed, LayerwiseRouter) and fixed.high_layers == (2,)
-
-
-def test_another_router_is_compared_where_it_is_as_fast() -> None:
-    """KL at an equal share, which hides what a decision costs; a point read off the wrong neighbours."""
-    curve = [Point(2.0, torch.tensor([8.0, 4.0])), Point(1.0, torch.zeros(2))]
-    curve.append(Point(1.5, torch.tensor([2.0, 1.0])))
-    assert kl_at(curve, 1.75).tolist() == [5.0, 2.5]
-    assert kl_at(curve, 1.25).tolist() == [1.0, 0.5]
-    assert kl_at(curve, 1.5).tolist() == [2.0, 1.0]
-    assert kl_at(curve, 9.0).tolist() == [8.0, 4.0] and kl_at(curve, 0.5).tolist() == [0.0, 0.0]
-
-    def measured(kl: float, share: float) -> Measured:
-        share_W = torch.tensor([share] * 2)
-        return Measured(
-            kl_WN=torch.tensor([[kl], [kl]]),
-            high_frac_W=share_W,
-            auroc_W=share_W,
-            recall_W=share_W,
-        )
-
-    found: dict[Key, Measured] = {
-        (Phase.PREFILL, "all_low", "exact", 0.0): measured(8.0, 0.0),
-        (Phase.PREFILL, "mlp", "rank", 0.05): measured(3.0, 0.05),
-        (Phase.DECODE, "mlp", "rank", 0.05): measured(9.0, 0.05),
-        (Phase.PREFILL, "rule", "rank", 0.05): measured(6.0, 0.05),
-        (Phase.PREFILL, "rule", "rank", 0.2): measured(2.0, 0.2),
-    }
-    slower = {**SPEEDS.times, "mlp": [(0.05, at(0.7)), (0.2, at(0.9))]}
-    [row] = compared(found, replace(SPEEDS, times=slower), "rule")
-    speed = 1 / 0.7
-    rule = 2 + 4 * (speed - 1 / 0.8) / (1 / 0.6 - 1 / 0.8)
-    assert row["tok_s_vs_all_high"] == pytest.approx(speed)
-    assert row["kl_ratio"]["value"] == pytest.approx(3 / rule) and row["mlp_is"] == "better"
-    assert overall(["better", "better"]) == "better"
-    assert overall(["better", "tie"]) == "tie"
-    assert overall(["better", "tie", "worse"]) == "worse"
 
 
 def test_random_does_not_live_on_the_luck_of_the_first_token(bench: Bench) -> None:

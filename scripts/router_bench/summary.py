@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tokenrouter.evaluation.divergence import position_buckets
 from tokenrouter.evaluation.router_scores import Bootstrap, as_values, gain_share, mean, ratio
+from tokenrouter.telemetry import spread
 from tokenrouter.types import Phase
 
 from .asking import first_decided
@@ -38,7 +39,8 @@ def rows_of(text: str, found: Found, speeds: Speeds) -> list[Row]:
     for key in sorted(found, key=lambda key: (key[0], key[3])):
         row = _row(text, key, found, bootstrap)
         if key[0] == Phase.PREFILL:
-            row["prefill_tok_s_vs_all_high"] = asdict(speeds.vs_all_high(key[1], row["high_frac"]))
+            turns = speeds.vs_all_high(key[1], row["high_frac"])
+            row["prefill_tok_s_vs_all_high"] = asdict(spread(turns))
         rows.append(row)
     return rows
 

@@ -32,15 +32,15 @@ class Speeds:
 
     Attributes:
         all_high_tok_s: tokens per second of all_high.
-        times: by router, from the smallest share on: the share of the high work, and the time as a multiple of
-            all_high's in the same turn. ``all_low`` has one entry.
+        times: by router, from the smallest share on: the share of the high work, and per turn the time as a multiple
+            of all_high's in the same turn. ``all_low`` has one entry.
     """
 
     all_high_tok_s: Spread
-    times: Mapping[str, Sequence[tuple[float, Spread]]]
+    times: Mapping[str, Sequence[tuple[float, Sequence[float]]]]
 
-    def vs_all_high(self, router: str, high_frac: float) -> Spread:
-        """Tokens per second as a multiple of all_high's: measured, or in between by a line through times.
+    def vs_all_high(self, router: str, high_frac: float) -> list[float]:
+        """Per turn, tokens per second as a multiple of all_high's: measured, or in between by a line through times.
 
         Beyond the measured shares the line goes on to all_low and to all_high.
 
@@ -51,13 +51,9 @@ class Speeds:
         points = [*self.times["all_low"], *self.times.get(UNSERVED.get(router, router), [])]
         if router == "all_low":
             points = points[:1]
-        points.append((1.0, Spread(median=1.0, min=1.0, max=1.0)))
-        shares = [share for share, _ in points]
-        median, least, most = (
-            float(np.interp(high_frac, shares, [getattr(time, name) for _, time in points]))
-            for name in ("median", "min", "max")
-        )
-        return Spread(median=1 / median, min=1 / most, max=1 / least)
+        shares = [*(share for share, _ in points), 1.0]
+        turns = zip(*(times for _, times in points), strict=True)
+        return [1 / float(np.interp(high_frac, shares, [*turn, 1.0])) for turn in turns]
 
 
 def measure_speeds(bench: Bench, layers: Sequence[int], dtype: str = "bfloat16") -> Speeds:
@@ -81,11 +77,18 @@ def measure_speeds(bench: Bench, layers: Sequence[int], dtype: str = "bfloat16")
     seconds = timing.take_turns(
         timing.prefill_runs(llms, ids), sizes.turns, title=f"prefill of {len(ids)} tokens"
     )
+    high_s = seconds["all_high"]
     return Speeds(
-        all_high_tok_s=spread([len(ids) / s for s in seconds["all_high"]]),
+        all_high_tok_s=spread([len(ids) / s for s in high_s]),
         times={
             name: [
-                (share, timing.speed_ratio(seconds, "all_high", f"{name} {share:g}"))
+                (
+                    share,
+                    [
+                        own / high
+                        for own, high in zip(seconds[f"{name} {share:g}"], high_s, strict=True)
+                    ],
+                )
                 for share, _ in by_share
             ]
             for name, by_share in routers.items()

@@ -112,6 +112,20 @@ def mean(value: Tensor) -> Tensor:
     return value
 
 
+def interval_of(value: float, drawn_D: Tensor) -> Interval:
+    """``value`` and where 90 % of ``drawn_D`` (float64) lie, without those that are not defined."""
+    tail = (1 - CONFIDENCE) / 2
+    low, high = drawn_D.nanquantile(torch.tensor([tail, 1 - tail]).double()).tolist()
+    return Interval(value, low, high)
+
+
+def verdict_of(difference: Interval) -> Verdict:
+    """What the difference of a KL and another one means; a tie where its interval holds 0."""
+    if difference.high < 0:
+        return "better"
+    return "worse" if difference.low > 0 else "tie"
+
+
 class Bootstrap:
     """Windows drawn again with replacement, the same draws for every number.
 
@@ -142,15 +156,24 @@ class Bootstrap:
         Raises:
             ValueError: another number of windows.
         """
+        value = function(*(value_W.double().mean() for value_W in values_W))
+        return interval_of(float(value), function(*(self.means(v_W) for v_W in values_W)))
+
+    def means(self, value_W: Tensor) -> Tensor:
+        """The mean of each draw, float64 ``[D]``.
+
+        Args:
+            value_W: a number per window, float ``[W]``.
+
+        Raises:
+            ValueError: another number of windows.
+        """
         num_windows = self._index_DW.shape[1]
-        if wrong := [len(v) for v in values_W if len(v) != num_windows]:
-            raise ValueError(f"the intervals are over {num_windows} windows, got {wrong[0]} values")
-        columns = [value_W.double() for value_W in values_W]
-        value = function(*(value_W.mean() for value_W in columns))
-        drawn_D = function(*(value_W[self._index_DW].mean(1) for value_W in columns))
-        tail = (1 - CONFIDENCE) / 2
-        low, high = drawn_D.nanquantile(torch.tensor([tail, 1 - tail]).double()).tolist()
-        return Interval(float(value), low, high)
+        if len(value_W) != num_windows:
+            raise ValueError(
+                f"the intervals are over {num_windows} windows, got {len(value_W)} values"
+            )
+        return value_W.double()[self._index_DW].mean(1)
 
     def verdict(self, kl_W: Tensor, other_W: Tensor) -> Verdict:
         """Whether a KL is smaller than another one, window by window; inside the interval they tie.
@@ -159,7 +182,4 @@ class Bootstrap:
             kl_W: mean KL in nats per window, ``[W]``.
             other_W: what it is compared with.
         """
-        found = self.interval(difference, kl_W, other_W)
-        if found.high < 0:
-            return "better"
-        return "worse" if found.low > 0 else "tie"
+        return verdict_of(self.interval(difference, kl_W, other_W))
