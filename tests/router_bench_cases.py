@@ -12,7 +12,7 @@ from scripts.router_bench.throughput import Speeds
 from tokenrouter.executors.calibration import Calibration
 from tokenrouter.models import LoadedModel, tiny_random
 from tokenrouter.routers.artifact import Artifact, TrainedFor, write_artifact
-from tokenrouter.routers.layer_groups import Groups, widths
+from tokenrouter.routers.layer_groups import LayerGroups
 from tokenrouter.routers.lookup import NUM_PHASES, Bins
 from tokenrouter.telemetry import Spread
 
@@ -24,26 +24,26 @@ def write_router(
     model: LoadedModel,
     executor: str,
     name: str = "tiny",
-    groups: Groups | None = None,
+    groups: LayerGroups | None = None,
 ) -> Path:
     """An mlp with drawn weights; that of the smoothed path looks at logits in decode."""
     bins = Bins(("position", "token_type"), ((3.5, 15.5), (0.5, 1.5, 2.5)), (35, 104))
     if executor == "int8_smooth":
         bins = Bins((*bins.names, "entropy"), (*bins.edges, (5.2,)), bins.ids)
     draw = torch.Generator().manual_seed(3)
-    scores = NUM_PHASES * len(widths(groups))
     tensors = {
-        "table": torch.randn(bins.num_rows, HIDDEN + scores, generator=draw),
-        "head": torch.randn(scores, HIDDEN, generator=draw),
+        "table": torch.randn(bins.num_rows, HIDDEN + NUM_PHASES, generator=draw),
+        "head": torch.randn(NUM_PHASES, HIDDEN, generator=draw),
     }
     of = TrainedFor(
         model=model.name,
         model_hash=model.model_hash,
         executor=executor,
         label="fisher",
-        layer_groups=groups,
     )
-    artifact = Artifact(kind="mlp", bins=bins, trained_for=of, hidden=HIDDEN, tensors=tensors)
+    artifact = Artifact(
+        kind="mlp", bins=bins, trained_for=of, hidden=HIDDEN, tensors=tensors, layer_groups=groups
+    )
     return write_artifact(artifact, folder / f"{name}_{executor}_mlp.json")
 
 

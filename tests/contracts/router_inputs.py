@@ -9,6 +9,7 @@ import torch
 from tests.routers.trained import drawn_artifact
 from tokenrouter.features import TokenTypeTable, sequence_batch
 from tokenrouter.routers.artifact import write_artifact
+from tokenrouter.routers.layer_groups import LayerGroups
 from tokenrouter.routers.oracle import save_labels
 from tokenrouter.types import RoutingDecision, TokenBatch
 
@@ -57,7 +58,8 @@ def label_file(seed: int) -> str:
 @cache
 def grouped_router() -> str:
     """The file of an mlp with drawn numbers that decides about three groups of 30 layers."""
-    artifact = drawn_artifact(groups=((0, 5), (5, 28), (28, 30)))
+    layers = (29,), (0, 1, *range(10, 29)), tuple(range(2, 10))
+    artifact = drawn_artifact(groups=LayerGroups(layers, (1.0, 0.25, -1.0)))
     return str(write_artifact(artifact, Path(FOLDER.name) / "grouped"))
 
 

@@ -8,13 +8,13 @@ from tests.engine.tools import tiny
 from tests.routers.trained import drawn_artifact
 from tokenrouter.routers import MLPRouter
 from tokenrouter.routers.artifact import write_artifact
-from tokenrouter.routers.layer_groups import Groups
+from tokenrouter.routers.layer_groups import LayerGroups
 
-GROUPS = ((0, 1), (1, 3), (3, 4))
+GROUPS = LayerGroups(((3,), (0, 2), (1,)), (0.5, 0.0, -0.5))
 
 
-def grouped_router(executor: str = "full", groups: Groups = GROUPS) -> MLPRouter:
-    """With stored thresholds by which tokens take many of its routes, in both phases.
+def grouped_router(executor: str = "full", groups: LayerGroups = GROUPS) -> MLPRouter:
+    """With stored thresholds by which tokens take all of its routes, in both phases.
 
     Args:
         executor: name of the low path's.
@@ -25,12 +25,12 @@ def grouped_router(executor: str = "full", groups: Groups = GROUPS) -> MLPRouter
         "model": tiny().name,
         "model_hash": tiny().model_hash,
         "executor": executor,
-        "after_layer": groups[0][0],
+        "after_layer": min(map(min, groups.layers)),
     }
     artifact = replace(
         artifact,
         trained_for=replace(artifact.trained_for, **known),
-        thresholds={"0.1": {"prefill": 2.5, "decode": 2.0}},
+        group_thresholds={"0.1": {"prefill": -0.25, "decode": -0.5}},
     )
     with TemporaryDirectory() as folder:
         path = write_artifact(artifact, Path(folder) / "router")

@@ -27,6 +27,7 @@ from tokenrouter.executors.full import FullExecutor
 from tokenrouter.executors.int8 import Int8Executor
 from tokenrouter.models import tiny_random
 from tokenrouter.routers import LayerwiseRouter, RandomRouter, RuleRouter
+from tokenrouter.routers.layer_groups import LayerGroups
 from tokenrouter.types import Route
 
 ROUTERS = {
@@ -36,7 +37,9 @@ ROUTERS = {
     "three routes": ThreeRoutes,
     "after a layer": lambda: LateRouter(after_layer=2),
     "layer groups": grouped_router,
-    "layer groups after a layer": lambda: grouped_router(groups=((1, 2), (2, 4))),
+    "layer groups after a layer": lambda: grouped_router(
+        groups=LayerGroups(((2, 3), (1,)), (0.5, -1.0))
+    ),
 }
 every_router = pytest.mark.parametrize("router", ROUTERS)
 

@@ -90,7 +90,7 @@ FEATURE = {"edges": [0.5], "name": "mood"}
         (cut(".json"), "is damaged or cut short"),
         (cut(".safetensors"), "cut short or of another training .* has 407 bytes, and 417 were"),
         (change("format", "zip"), "is no trained router"),
-        (change("format_version", 4), "format version 4, and .* tokenrouter reads 1, 2, 3"),
+        (change("format_version", 3), "format version 3, and .* tokenrouter reads 1, 2, 4"),
         (change("kind", "linear"), "kind 'linear', and this is router=mlp: choose router=linear"),
         (change("kind", "forest"), "kind 'forest'; kinds: mlp, linear, trees"),
         (change("features", [FEATURE]), r"do not exist here \(mood\); features: position"),

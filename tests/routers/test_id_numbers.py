@@ -26,7 +26,7 @@ def test_the_score_is_a_plain_sum(tmp_path: Path) -> None:
     t = artifact.tensors
     router = router_of(artifact, tmp_path)
     inputs = see(router, IDS, prompt_len=200)
-    score_T = router.score(inputs)[:, 0]
+    score_T = router.score(inputs)
     for index in (0, 1, 3, 4, 50, 199, 200, 399):
         position, kind, _ = inputs.values_TF[index].tolist()
         bin_row = 0 if position < 1 else 1 if position < 4 else 2
@@ -89,9 +89,9 @@ def test_the_cost_is_one_pass(tmp_path: Path) -> None:
 def test_scores_do_not_depend_on_the_company(tmp_path: Path) -> None:
     """Guards against a matrix product, whose sums change their order with the number of tokens."""
     router = router_of(with_id_numbers(drawn_artifact()), tmp_path)
-    whole_TG = router.score(see(router, IDS))
+    whole_T = router.score(see(router, IDS))
     for length in (1, 2, 3, 7, 16, 33):
-        assert torch.equal(router.score(see(router, IDS[:length])), whole_TG[:length])
+        assert torch.equal(router.score(see(router, IDS[:length])), whole_T[:length])
 
 
 def test_it_comes_back_as_it_was(tmp_path: Path) -> None:

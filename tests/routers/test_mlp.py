@@ -15,7 +15,7 @@ from tokenrouter.routers import (
     RequestLevelRouter,
 )
 from tokenrouter.routers.artifact import write_artifact
-from tokenrouter.routers.learned import write_thresholds
+from tokenrouter.routers.thresholds import write_thresholds
 from tokenrouter.types import Phase
 
 IDS = torch.randint(0, 60, (400,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -41,7 +41,7 @@ def test_the_score_is_the_networks(path: str) -> None:
         phase = int(inputs.phase_T[index])
         units = one_hot @ table
         expected = units[5 + phase] + units[:5].relu() @ head[phase]
-        torch.testing.assert_close(router.score(inputs)[index, 0], expected)
+        torch.testing.assert_close(router.score(inputs)[index], expected)
 
 
 def test_what_only_decode_tokens_have_has_rows_of_its_own(tmp_path: Path) -> None:
@@ -64,9 +64,9 @@ def test_what_only_decode_tokens_have_has_rows_of_its_own(tmp_path: Path) -> Non
         units_C = plain_table_KC[rows].sum(0) + table_KC[first + bin_]
         phase = int(inputs.phase_T[index])
         expected = units_C[5 + phase] + units_C[:5].relu() @ head_PH[phase]
-        torch.testing.assert_close(router.score(inputs)[index, 0], expected)
+        torch.testing.assert_close(router.score(inputs)[index], expected)
     sure = see(router, IDS, 200, TextSignals(TABLE, {"entropy": torch.zeros(len(IDS))}))
-    differs_T = (router.score(sure) != router.score(inputs))[:, 0]
+    differs_T = router.score(sure) != router.score(inputs)
     assert not differs_T[:200].any() and differs_T[200:].all()
 
 
@@ -74,8 +74,8 @@ def test_an_id_beyond_the_known_ones_is_an_unknown_one(path: str) -> None:
     """Guards against an index out of range for a large id."""
     router = MLPRouter(path=path)
     inputs = see(router, [59, 29, 29, 29])
-    score_TG = router.score(inputs)
-    assert score_TG.isfinite().all()
+    score_T = router.score(inputs)
+    assert score_T.isfinite().all()
 
 
 def test_the_budget_is_met_in_both_phases(path: str) -> None:
@@ -98,7 +98,7 @@ def test_stored_thresholds(path: str) -> None:
     router = MLPRouter(path=path, thresholds="shipped")
     assert router.thresholds == {Phase.PREFILL: 1.5, Phase.DECODE: 2.5}
     inputs = see(router, IDS, prompt_len=200)
-    ranked_T = router.score(inputs)[:, 0] - 1e-6 * inputs.positions_T
+    ranked_T = router.score(inputs) - 1e-6 * inputs.positions_T
     limit_T = torch.where(inputs.phase_T == Phase.PREFILL, 1.5, 2.5)
     assert torch.equal(router.route(inputs).route_T == 0, ranked_T >= limit_T)
     with pytest.raises(ValueError, match=r"high_frac=0.2 is stored .*; stored: 0.1"):
@@ -108,11 +108,14 @@ def test_stored_thresholds(path: str) -> None:
 def test_thresholds_from_a_file(path: str, tmp_path: Path) -> None:
     """Guards against thresholds for the scores of another router."""
     router, file = MLPRouter(path=path), tmp_path / "thresholds.json"
-    write_thresholds(file, router.artifact, {Phase.PREFILL: 0.25, Phase.DECODE: -1.0}, {})
+    values = {Phase.PREFILL: 0.25, Phase.DECODE: -1.0}
+    write_thresholds(file, router.artifact.version, values, {}, has_groups=False)
     chosen = MLPRouter(path=path, thresholds=str(file), budget=Budget())
     assert chosen.thresholds == {Phase.PREFILL: 0.25, Phase.DECODE: -1.0}
     assert not chosen.needs_calibration and chosen.version != router.version
-    write_thresholds(file, drawn_artifact(seed=1), {Phase.PREFILL: 0.25}, {})
+    write_thresholds(
+        file, drawn_artifact(seed=1).version, {Phase.PREFILL: 0.25}, {}, has_groups=False
+    )
     with pytest.raises(ValueError, match=r"belongs to the trained router .*task=calibrate"):
         MLPRouter(path=path, thresholds=str(file))
 
@@ -190,7 +193,7 @@ def test_scores_do_not_depend_on_the_company(path: str) -> None:
     """Guards against sums whose order changes with the number of tokens: a route would change with the batch."""
     router = MLPRouter(path=path)
     inputs = see(router, IDS, prompt_len=200)
-    whole_TG = router.score(inputs)
+    whole_T = router.score(inputs)
     for length in (1, 2, 3, 7, 16, 33):
         part = see(router, IDS[:length], prompt_len=200 if length > 200 else length)
-        assert torch.equal(router.score(part), whole_TG[:length])
+        assert torch.equal(router.score(part), whole_T[:length])

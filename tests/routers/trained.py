@@ -9,7 +9,7 @@ import torch
 from tokenrouter.features import FeatureExtractor, Signals, TokenTypeTable, sequence_batch
 from tokenrouter.routers import Router
 from tokenrouter.routers.artifact import Artifact, Kind, TrainedFor
-from tokenrouter.routers.layer_groups import Groups, widths
+from tokenrouter.routers.layer_groups import LayerGroups
 from tokenrouter.routers.lookup import NUM_PHASES, Bins
 from tokenrouter.types import RouteInput
 
@@ -18,32 +18,38 @@ TABLE = TokenTypeTable.from_texts([KINDS[i % len(KINDS)] for i in range(60)])
 NAMES = ("position", "token_type")
 TRAINED_FOR = TrainedFor(model="small", model_hash="a" * 16, executor="int8", label="fisher")
 STORED = {"0.1": {"prefill": 1.5, "decode": 2.5}}
+GROUP_STORED = {"0.1": {"prefill": 0.5, "decode": 1.0}}
 
 
-def drawn_artifact(kind: Kind = "mlp", *, seed: int = 0, groups: Groups | None = None) -> Artifact:
-    """A router with drawn numbers; ``groups`` of layers that have a score each."""
+def drawn_artifact(
+    kind: Kind = "mlp", *, seed: int = 0, groups: LayerGroups | None = None
+) -> Artifact:
+    """A router with drawn numbers, and perhaps groups of layers."""
     if kind == "trees":
         return Artifact(
             kind=kind,
             bins=Bins(NAMES, ((), ()), ()),
             trained_for=TRAINED_FOR,
             thresholds=STORED,
+            layer_groups=groups,
+            group_thresholds={} if groups is None else GROUP_STORED,
             text=_drawn_trees(seed),
         )
     bins = Bins(NAMES, ((0.5, 3.5), tuple(i + 0.5 for i in range(7))), (4, 9, 28))
     hidden = 5 if kind == "mlp" else 0
     draw = torch.Generator().manual_seed(seed)
-    num_scores = NUM_PHASES * len(widths(groups))
     tensors = {
-        "table": torch.randn(bins.num_rows, hidden + num_scores, generator=draw),
-        "head": torch.randn(num_scores, hidden, generator=draw),
+        "table": torch.randn(bins.num_rows, hidden + NUM_PHASES, generator=draw),
+        "head": torch.randn(NUM_PHASES, hidden, generator=draw),
     }
     return Artifact(
         kind=kind,
         bins=bins,
         hidden=hidden,
-        trained_for=replace(TRAINED_FOR, layer_groups=groups),
+        trained_for=TRAINED_FOR,
         thresholds=STORED,
+        layer_groups=groups,
+        group_thresholds={} if groups is None else GROUP_STORED,
         tensors=tensors,
     )
 

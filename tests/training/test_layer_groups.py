@@ -1,148 +1,178 @@
-"""Training for groups of layers: labels per layer of work, a score per group, one threshold for all.
+"""Groups of layers of like need: how they are found in labels, stored with their thresholds, and refused.
 
 N tokens, L layers.
 """
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.tasks.jobs import run_in
-from tests.training.router_sets import FACTS, KINDS, NEEDY_ID, TABLE, window_rows
+from tests.training.router_sets import FACTS, TABLE, window_rows
 from tokenrouter.features import FeatureExtractor, sequence_batch
-from tokenrouter.routers import LinearRouter, MLPRouter
+from tokenrouter.routers import LinearRouter, MLPRouter, TreesRouter
 from tokenrouter.routers.artifact import Kind, read_artifact, write_artifact
-from tokenrouter.training.export import make_artifact
-from tokenrouter.training.losses import LOSSES, LossName, mean_gain, per_layer
+from tokenrouter.routers.learned import LearnedRouter
+from tokenrouter.training.export import checked_groups, make_artifact
+from tokenrouter.training.layer_groups import group_layers, layer_need
 from tokenrouter.training.router_data import RouterData
 from tokenrouter.training.storage import LabelStore
-from tokenrouter.training.train import TrainOptions, _module, train
+from tokenrouter.training.train import TrainOptions, train
 from tokenrouter.types import Phase
 
-GROUPS = ((0, 1), (1, 6))
+NEED_L = torch.tensor([3.0, 1.0, 0.1, 1.2, 0.1, 0.6])
 LAYERS = [f"layer_{layer}" for layer in range(6)]
 
 
-def need(ids_N: Tensor) -> Tensor:
-    """What is to be learned, ``[N, 6]``: newlines need the first layer, one id needs the others."""
-    is_newline_N1 = (ids_N % len(KINDS) == 1).float()[:, None]
-    is_needy_N1 = (ids_N == NEEDY_ID).float()[:, None]
-    return torch.cat([1 + 15 * is_newline_N1, (1 + 7 * is_needy_N1).expand(-1, 5)], 1)
-
-
-@pytest.fixture(scope="module")
-def data_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Windows whose labels are noisy, in six layers."""
-    store = LabelStore(tmp_path_factory.mktemp("set") / "labels")
-    store.open(FACTS | {"label_columns": LAYERS})
+def write_labels(path: Path, *, after_layer: int = 0) -> Path:
+    """Windows whose tokens need what an id says, noisily, times what a layer needs; the first one all layers alike."""
+    store = LabelStore(path)
+    store.open(FACTS | {"label_columns": LAYERS, "after_layer": after_layer})
     for split, count in (("train", 30), ("valid", 5)):
         for number in range(count):
             rows = window_rows(number, split)
             draw = torch.Generator().manual_seed(number)
-            noise_NL = torch.empty(128, 6).exponential_(generator=draw)
-            label_NL = need(rows.columns["token_id"]) * noise_NL
+            need_N = 1.0 + (rows.columns["token_id"] % 10 == 1) * 9.0
+            label_NL = need_N[:, None] * NEED_L
+            label_NL[0] = 300.0
+            label_NL = label_NL * torch.empty(128, 6).exponential_(generator=draw)
             store.write(f"{split}-drawn-{number:05d}", replace(rows, label_NC=label_NL))
     return store.path
 
 
-def grouped(path: Path) -> RouterData:
-    return RouterData(str(path), layer_groups=GROUPS, batch_size=256)
+@pytest.fixture(scope="module")
+def data_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_labels(tmp_path_factory.mktemp("set") / "labels")
 
 
-def test_a_label_is_the_mean_over_the_groups_layers(data_path: Path) -> None:
-    """Guards against sums, by which a group of many layers looks needy whatever it costs to keep it high."""
-    data, whole = grouped(data_path), RouterData(str(data_path))
-    parts = [RouterData(str(data_path), layers=[layer]).train.label_NG for layer in range(6)]
-    torch.testing.assert_close(data.train.label_NG[:, :1], parts[0])
-    torch.testing.assert_close(data.train.label_NG[:, 1:], sum(parts[1:], torch.zeros(1)) / 5)
-    total_N = per_layer(data.train.label_NG, data.width_G).view(-1, 6).sum(1)
-    torch.testing.assert_close(total_N[:, None], whole.train.label_NG)
+def test_need_is_what_layers_need_of_like_tokens() -> None:
+    """Guards against a few tokens that need all layers alike, whose labels would hide what layers need."""
+    score_N = torch.tensor([0.0, 0.0, math.log(1000.0)])
+    label_NL = torch.tensor([[3.0, 1.0], [3.0, 1.0], [1000.0, 1000.0]])
+    torch.testing.assert_close(
+        layer_need(score_N, label_NL), torch.tensor([14.0, 6.0], dtype=torch.float64) / 10
+    )
+    silent = layer_need(torch.zeros(2), torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+    assert float(silent[1]) > 0, "a layer without any label has an offset, too"
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_pair_weighs_by_its_layers(data_path: Path, name: LossName) -> None:
-    """Guards against one layer that pulls at the shared weights as much as five: what is repeated weighs more."""
-    data = grouped(data_path)
-    module = _module(data, TrainOptions(kind="mlp", loss=name), seed=0)
-    score_NG = torch.zeros(64, 2, requires_grad=True)
-    module._loss(score_NG, torch.ones(64, 2) * torch.arange(64)[:, None]).backward()
-    assert score_NG.grad is not None
-    first, second = score_NG.grad.abs().sum(0).tolist()
-    assert second > 2 * first > 0
+def test_layers_of_like_need_belong_together() -> None:
+    """Guards against groups of neighbours, offsets of other groups, and numbers that begin elsewhere."""
+    found = group_layers(NEED_L, 4, first=2)
+    assert found.layers == ((2,), (3, 5), (7,), (4, 6))
+    expected = [math.log(value) for value in (3.0, 1.1, 0.6, 0.1)]
+    assert found.offsets == pytest.approx(expected)
+    assert group_layers(NEED_L, 2).layers == ((0, 1, 3, 5), (2, 4))
+    for wrong in (1, 7):
+        with pytest.raises(ValueError, match=f"{wrong} groups of 6 layers: choose 2 to 6"):
+            group_layers(NEED_L, wrong)
 
 
-@pytest.mark.parametrize(("kind", "router"), [("mlp", MLPRouter), ("linear", LinearRouter)])
-def test_each_group_learns_its_own_need(
-    data_path: Path, tmp_path: Path, kind: Kind, router: type[MLPRouter]
+@given(
+    need=st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=7),
+    num_groups=st.integers(2, 4),
+)
+def test_no_other_groups_are_more_alike(need: list[float], num_groups: int) -> None:
+    """Guards against a search that stops at the first cut: against all ways to cut the ordered layers."""
+    need_L, count = torch.tensor(need, dtype=torch.float64), min(num_groups, len(need))
+    found = group_layers(need_L, count)
+
+    def cost(parts: list[Tensor]) -> float:
+        return sum(float((part.log() - part.log().mean()).square().sum()) for part in parts)
+
+    ordered_L = need_L.sort(descending=True).values
+    cuts = torch.combinations(torch.arange(1, len(need)), count - 1).tolist()
+    best = min(cost(list(ordered_L.tensor_split(cut))) for cut in cuts)
+    own = cost([need_L[list(group)] for group in found.layers])
+    assert own == pytest.approx(best, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "router"), [("mlp", MLPRouter), ("linear", LinearRouter), ("trees", TreesRouter)]
+)
+def test_the_labels_groups_are_found_and_stored(
+    data_path: Path, tmp_path: Path, kind: Kind, router: type[LearnedRouter]
 ) -> None:
-    """Guards against one score for all groups, groups that change places on export, and a share of other work."""
-    data = grouped(data_path)
+    """Guards against groups by the neediest tokens alone, and thresholds for a share of other work."""
+    data = RouterData(str(data_path), batch_size=256)
     options = TrainOptions(kind=kind, max_epochs=15, learning_rate=0.05, id_shrinkage=1.0)
     trained = train(data, options, folder=tmp_path)
-    flat = (per_layer(x, data.width_G) for x in (trained.score_valid_NG, data.valid.label_NG))
-    assert mean_gain(*flat) > 0.7
-    artifact = make_artifact(data, trained, layers=None, about={})
-    assert artifact.trained_for.layer_groups == GROUPS
+    artifact = make_artifact(data, trained, layers=None, about={}, num_groups=4)
+    groups = artifact.layer_groups
+    assert groups is not None and groups.layers == ((0,), (1, 3), (5,), (2, 4))
+    expected = [math.log(value) for value in (3.0, 1.1, 0.6, 0.1)]
+    assert groups.offsets[:3] == pytest.approx(expected[:3], abs=0.15)
+    assert groups.offsets[3] < -1.5
+    assert artifact.about["layer_need"] == pytest.approx(NEED_L.tolist(), abs=0.3)
+    by_layer = artifact.about["valid"]["layer_groups"]["0.1"]
+    assert by_layer["captured_frac"] > artifact.about["valid"]["all"]["0.1"]["captured_frac"]
     path = write_artifact(artifact, tmp_path / "router.json")
     made = router(path=str(path), thresholds="shipped")
-    ids = torch.randint(0, 60, (1000,), generator=torch.Generator().manual_seed(0))
-    batch = sequence_batch(ids.tolist(), prompt_len=500, token_types=TABLE)
+    ids = torch.cat([part.ids_N for part in (data.train, data.valid)]).tolist()
+    batch = sequence_batch(ids[:128], prompt_len=64, token_types=TABLE)
     inputs = FeatureExtractor(made.features, TABLE).extract(batch)
-    score_TG = made.score(inputs)
-    for group, needy_T in enumerate((ids % len(KINDS) == 1, ids == NEEDY_ID)):
-        others_T = ~needy_T & (score_TG[:, 1 - group] < score_TG[:, 1 - group].quantile(0.8))
-        assert score_TG[needy_T, group].median() > score_TG[others_T, group].quantile(0.95)
+    assert len(made.routes(6).routes) == 5 and len(made.route(inputs).route_T.unique()) >= 3
     for phase in Phase:
-        parts = (data.train, trained.score_train_NG), (data.valid, trained.score_valid_NG)
-        score_NG = torch.cat([score_NG[part.phase_N == phase] for part, score_NG in parts])
-        is_high_N = per_layer(score_NG, data.width_G) >= made.thresholds[phase]
-        assert float(is_high_N.float().mean()) == pytest.approx(0.1, abs=0.002), "of the work"
+        parts = (data.train, trained.score_train_N), (data.valid, trained.score_valid_N)
+        score_N = torch.cat([score_N[part.phase_N == phase] for part, score_N in parts])
+        is_high_NL = score_N[:, None] + torch.tensor(groups.layer_offsets) >= made.thresholds[phase]
+        assert float(is_high_NL.float().mean()) == pytest.approx(0.1, abs=0.005), "of the work"
 
 
-def test_a_job_trains_and_a_group_of_the_model_is_refused_in_words(
-    data_path: Path, tmp_path: Path
-) -> None:
-    """Guards against an option that never arrives, and a router of half of the layers."""
+def test_a_job_trains_with_groups_and_without(data_path: Path, tmp_path: Path) -> None:
+    """Guards against an option that never arrives."""
     few = ("trainer.features=[position]", "trainer.max_epochs=1", "trainer.id_numbers=0")
     job = ("task=train_router", f"train.data={data_path}", "logger=none", *few)
-    folder = run_in(tmp_path / "a", *job, "train.layer_groups=[[0,1],[1,6]]")
-    assert read_artifact(folder / "router.json", "mlp").trained_for.layer_groups == GROUPS
-    summary = json.loads((folder / "trained.json").read_text())
-    assert "0.1" in summary["valid"]["all"]
-    said = r"train\.layer_groups=\[\[0, 1\], \[1, 3\]\] must be ranges .* from layer 0 to 6; null"
-    with pytest.raises(ValueError, match=said):
-        run_in(tmp_path / "b", *job, "train.layer_groups=[[0,1],[1,3]]")
+    sizes = {}
+    for name, more in (
+        ("auto", ()),
+        ("two", ("train.layer_groups=2",)),
+        ("none", ("train.layer_groups=null",)),
+        ("ranking", ("trainer.loss=ranking",)),
+    ):
+        folder = run_in(tmp_path / name, *job, *more)
+        groups = read_artifact(folder / "router.json", "mlp").layer_groups
+        sizes[name] = groups and len(groups.layers)
+        summary = json.loads((folder / "trained.json").read_text())
+        assert ("layer_groups" in summary["valid"]) == (groups is not None)
+    assert sizes == {"auto": 4, "two": 2, "none": None, "ranking": None}
 
 
 def test_what_groups_do_not_go_with_is_refused(data_path: Path, tmp_path: Path) -> None:
-    """Guards against layers that are left out in silence, and trees that learn the first group alone."""
-    with pytest.raises(
-        ValueError, match=r"train.layers=\[1\] adds up some layers.*set one to null"
-    ):
-        RouterData(str(data_path), layers=[1], layer_groups=GROUPS)
-    with pytest.raises(ValueError, match=r"trees have one score .*choose trainer=mlp or linear"):
-        train(grouped(data_path), TrainOptions(kind="trees"), folder=tmp_path)
+    """Guards against groups without labels to find them by, and offsets that are added to another scale."""
+    regression = TrainOptions(kind="mlp")
+    data, some = RouterData(str(data_path)), RouterData(str(data_path), layers=[1, 2])
+    with pytest.raises(ValueError, match=r"layer_groups=3: a label of each layer.*null"):
+        checked_groups(3, some, regression)
+    with pytest.raises(ValueError, match=r"trainer.loss=ranking is no logarithm.*null"):
+        checked_groups(3, data, TrainOptions(kind="mlp", loss="ranking"))
+    with pytest.raises(ValueError, match="layer_groups=7: there are 6 layers"):
+        checked_groups(7, data, regression)
+    for wrong in (1, 9, 2.0, "many", True):
+        with pytest.raises(ValueError, match="must be auto, null or 2 to 8"):
+            checked_groups(wrong, data, regression)  # type: ignore[arg-type]
+    assert checked_groups("auto", some, regression) is None
     store = LabelStore(tmp_path / "one")
     store.open(FACTS | {"label_columns": ["all_layers"], "label": "own_kl"})
-    store.write("train-drawn-00000", replace(window_rows(0, "train"), label_NC=torch.ones(128, 1)))
-    with pytest.raises(ValueError, match=r"needs a label per layer, and own_kl has all_layers"):
-        RouterData(str(store.path), layer_groups=GROUPS)
+    for split in ("train", "valid"):
+        label_N1 = torch.rand(128, 1)
+        store.write(f"{split}-drawn-00000", replace(window_rows(0, split), label_NC=label_N1))
+    with pytest.raises(ValueError, match="there are 1 of own_kl: collect with labels=fisher"):
+        checked_groups(2, RouterData(str(store.path)), regression)
 
 
 def test_groups_begin_where_the_decision_is(tmp_path: Path) -> None:
     """Guards against a group of layers that have run when the router is asked."""
-    store = LabelStore(tmp_path)
-    store.open(FACTS | {"label_columns": LAYERS, "after_layer": 2})
-    for split in ("train", "valid"):
-        rows = window_rows(0, split)
-        label_NL = need(rows.columns["token_id"])
-        store.write(f"{split}-drawn-00000", replace(rows, label_NC=label_NL))
-    with pytest.raises(ValueError, match="from layer 2 to 6"):
-        RouterData(str(tmp_path), layer_groups=GROUPS)
-    data = RouterData(str(tmp_path), layer_groups=((2, 3), (3, 6)))
-    expected_N = need(data.train.ids_N)[:, 2]
-    torch.testing.assert_close(data.train.label_NG, expected_N[:, None].expand(-1, 2))
+    data = RouterData(str(write_labels(tmp_path / "late", after_layer=2)))
+    options = TrainOptions(kind="linear", max_epochs=3)
+    trained = train(data, options, folder=tmp_path)
+    artifact = make_artifact(data, trained, layers=None, about={}, num_groups=2)
+    assert artifact.layer_groups is not None
+    assert artifact.layer_groups.layers == ((3, 5), (2, 4))

@@ -76,7 +76,7 @@ def test_the_decode_head_follows_the_entropy_and_the_prefill_head_does_not(
         batch = sequence_batch(ids, prompt_len=prompt_len, token_types=TABLE)
         signals = TextSignals(TABLE, {"entropy": (entropy_N + shift) % 6})
         extractor = FeatureExtractor(router.features, TABLE, signals, router.optional)
-        return router.score(extractor.extract(batch))[:, 0]
+        return router.score(extractor.extract(batch))
 
     score_N = scores(1, 0)
     assert score_N.isfinite().all()

@@ -18,8 +18,8 @@ def data_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_layers_are_added_up(data_path: Path) -> None:
     """Guards against a label of another layer subset than the one asked for."""
-    both = RouterData(str(data_path)).train.label_NG
-    parts = [RouterData(str(data_path), layers=[layer]).train.label_NG for layer in (0, 1)]
+    both = RouterData(str(data_path)).train.label_N
+    parts = [RouterData(str(data_path), layers=[layer]).train.label_N for layer in (0, 1)]
     torch.testing.assert_close(both, parts[0] + parts[1])
 
 
@@ -38,7 +38,7 @@ def test_batches_are_shuffled_by_the_seed_and_hold_every_token_once(data_path: P
 
     assert torch.equal(order(1), order(1)) and not torch.equal(order(1), order(2))
     data = RouterData(str(data_path))
-    expected_N = (data.train.label_NG / data.mean_label).flatten().sort().values
+    expected_N = (data.train.label_N / data.mean_label).flatten().sort().values
     torch.testing.assert_close(order(1).flatten().sort().values, expected_N)
 
 

@@ -49,7 +49,7 @@ def test_a_loss_learns_the_order_of_expected_labels(name: LossName) -> None:
     optimizer = torch.optim.Adam([score_K], lr=0.05)
     for _ in range(200):
         optimizer.zero_grad()
-        LOSSES[name](score_K[kind_N], label_N, cut_S, torch.ones(4000)).backward()
+        LOSSES[name](score_K[kind_N], label_N, cut_S).backward()
         optimizer.step()
     assert score_K.argsort().tolist() == [0, 1, 2, 3]
 
@@ -59,7 +59,7 @@ def test_regression_ends_at_the_logarithm_of_the_mean() -> None:
     label_N = torch.tensor([0.0, 0.0, 0.0, 8.0])
 
     def at(value: float) -> float:
-        return float(regression(torch.full((4,), value), label_N, torch.empty(0), torch.ones(4)))
+        return float(regression(torch.full((4,), value), label_N, torch.empty(0)))
 
     best = math.log(2.0)
     assert at(best) < at(best + 0.05) and at(best) < at(best - 0.05)
@@ -73,7 +73,7 @@ def test_rare_classes_weigh_as_much_as_frequent_ones() -> None:
 
     def gradient(top: bool) -> float:
         score_N = torch.zeros(1000, requires_grad=True)
-        bce_top_share(score_N, label_N, cut_S, torch.ones(1000)).backward()
+        bce_top_share(score_N, label_N, cut_S).backward()
         assert score_N.grad is not None
         return float(score_N.grad[is_top_N if top else ~is_top_N].sum())
 

@@ -153,11 +153,10 @@ def test_a_share_of_the_work_is_calibrated(data_path: Path, tmp_path: Path) -> N
         str(data_path),
         features=["position", "token_type"],
         min_id_count=10**6,
-        layer_groups=[[0, 1], [1, 2]],
     )
     trained = train(data, TrainOptions(kind="linear", max_epochs=2), folder=tmp_path)
     path = write_artifact(
-        make_artifact(data, trained, layers=None, about={}), tmp_path / "router.json"
+        make_artifact(data, trained, layers=None, about={}, num_groups=2), tmp_path / "router.json"
     )
     common = ("task=calibrate", "router=linear", f"router.path={path}", *TINY)
     folder = run_in(tmp_path / "run", *common, "calibrate.high_frac=0.3")

@@ -49,7 +49,7 @@ def test_every_kind_learns_and_routes_as_it_was_trained(
 ) -> None:
     """Guards against features in another order, other bins or another head where it routes than where it learned."""
     data, trained = run(data_path, tmp_path, kind)
-    gain = mean_gain(trained.score_valid_NG[:, 0], data.valid.label_NG[:, 0])
+    gain = mean_gain(trained.score_valid_N, data.valid.label_N)
     assert gain > MINIMUM
     artifact = make_artifact(data, trained, layers=None, about={})
     assert artifact.about["valid"]["all"]["0.1"]["gain_frac"] > MINIMUM
@@ -63,7 +63,7 @@ def test_every_kind_learns_and_routes_as_it_was_trained(
         parts.append(extractor.extract(batch))
         known.append(need(ids, torch.arange(128.0)))
     inputs = concat(parts)
-    score_T = router.score(inputs)[:, 0]
+    score_T = router.score(inputs)
     assert torch.corrcoef(torch.stack([score_T, torch.cat(known).log()]))[0, 1] > 0.85
     high_frac = float((router.route(inputs).route_T == 0).float().mean())
     assert 0.06 < high_frac < 0.14, "stored thresholds hold on text like the data set's"
@@ -89,7 +89,7 @@ def test_equal_seeds_train_equal_routers(data_path: Path, tmp_path: Path) -> Non
             options("mlp", max_epochs=2),
             folder=tmp_path / str(index),
             seed=seed,
-        ).score_valid_NG
+        ).score_valid_N
         for index, seed in enumerate((3, 3, 4))
     ]
     assert torch.equal(scores[0], scores[1])
@@ -130,16 +130,14 @@ def test_it_stops_early_and_keeps_the_best_epoch(data_path: Path, tmp_path: Path
     column = lines[0].split(",").index("valid/gain_frac")
     gains = [float(cell) for line in lines[1:] if (cell := line.split(",")[column])]
     assert len(gains) < 30 and len(gains) - 1 - gains.index(max(gains)) == 2
-    assert mean_gain(trained.score_valid_NG[:, 0], data.valid.label_NG[:, 0]) == pytest.approx(
-        max(gains)
-    )
+    assert mean_gain(trained.score_valid_N, data.valid.label_N) == pytest.approx(max(gains))
 
 
 def test_fast_dev_run_trains_one_batch_and_writes_no_checkpoint(
     data_path: Path, tmp_path: Path
 ) -> None:
     _, trained = run(data_path, tmp_path, "mlp", fast_dev_run=True)
-    assert trained.score_valid_NG.isfinite().all() and not (tmp_path / "checkpoints").exists()
+    assert trained.score_valid_N.isfinite().all() and not (tmp_path / "checkpoints").exists()
     _, trained = run(data_path, tmp_path, "trees", fast_dev_run=True)
     assert trained.text.count("Tree=") == 1
 

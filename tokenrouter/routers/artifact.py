@@ -17,11 +17,11 @@ from torch import Tensor
 
 from tokenrouter.features import FEATURES
 from tokenrouter.files import TrainedFormat, replace_file
-from tokenrouter.routers.layer_groups import Groups, check_groups, widths
+from tokenrouter.routers.layer_groups import LayerGroups, layer_groups
 from tokenrouter.routers.lookup import Bins, check_tensors
 
 FORMAT = "tokenrouter router"
-READABLE = (1, 2, 3)
+READABLE = (1, 2, 4)
 """Version 1 has no numbers of ids, and version 2 no groups of layers; files without groups are still written as 2."""
 Kind = Literal["mlp", "linear", "trees"]
 SUFFIX: Mapping[str, str] = {"mlp": ".safetensors", "linear": ".safetensors", "trees": ".txt"}
@@ -50,7 +50,6 @@ class TrainedFor:
         label: of the label maker.
         layers: whose labels were added up; None: all that a decision is about.
         after_layer: layers of a token that have run before it is asked; 0: none.
-        layer_groups: that are decided about one by one; None: one decision for all layers.
     """
 
     model: str
@@ -59,13 +58,12 @@ class TrainedFor:
     label: str
     layers: tuple[int, ...] | None = None
     after_layer: int = 0
-    layer_groups: Groups | None = None
 
     def facts(self) -> dict[str, Any]:
-        """As it is stored, without groups where there are none."""
+        """As it is stored: ``after_layer`` only where it is not 0, as before it could be another number."""
         facts = asdict(self)
-        if self.layer_groups is None:
-            del facts["layer_groups"]
+        if not self.after_layer:
+            del facts["after_layer"]
         return facts
 
 
@@ -80,9 +78,11 @@ class Artifact:
         hidden: units of the one hidden layer; 0 for ``linear`` and ``trees``.
         trained_for: model, low path and label.
         thresholds: by share of high tokens (``0.1``) and phase (``prefill``), on the text that it was trained on.
+        layer_groups: that may be decided about one by one; None: there are none.
+        group_thresholds: like ``thresholds``, by share of the high work, where groups are decided about one by one.
         about: where it comes from and how good it was: plain values that no router reads.
-        tensors: float32 ``table [K, H + O]`` and ``head [O, H]`` with a score per phase and group (O), and those of
-            IdRows where ids have numbers; none for trees.
+        tensors: float32 ``table [K, H + P]`` and ``head [P, H]`` with a score per phase (P), and those of IdRows where
+            ids have numbers; none for trees.
         text: the trees; empty for tables.
     """
 
@@ -91,6 +91,8 @@ class Artifact:
     trained_for: TrainedFor
     hidden: int = 0
     thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    layer_groups: LayerGroups | None = None
+    group_thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     text: str = ""
@@ -105,13 +107,18 @@ class Artifact:
     @property
     def version(self) -> str:
         """Hash of all that a decision depends on."""
-        trained_for = self.trained_for.facts()
-        if not self.trained_for.after_layer:  # as in versions of before it could be another number
-            del trained_for["after_layer"]
-        facts = json.dumps([self.kind, asdict(self.bins), self.hidden, trained_for])
-        digest = hashlib.sha256(facts.encode() + self.payload)
+        facts = [self.kind, asdict(self.bins), self.hidden, self.trained_for.facts()]
+        digest = hashlib.sha256(json.dumps(facts).encode() + self.payload)
         digest.update(json.dumps(self.thresholds, sort_keys=True).encode())
+        if self.layer_groups is not None:
+            digest.update(json.dumps(self._groups, sort_keys=True).encode())
         return digest.hexdigest()[:12]
+
+    @property
+    def _groups(self) -> dict[str, Any]:
+        """Groups of layers as they are stored."""
+        assert self.layer_groups is not None
+        return {**asdict(self.layer_groups), "thresholds": self.group_thresholds}
 
 
 def write_artifact(artifact: Artifact, path: Path) -> Path:
@@ -129,7 +136,7 @@ def write_artifact(artifact: Artifact, path: Path) -> Path:
     payload = artifact.payload
     header = {
         "format": FORMAT,
-        "format_version": 2 if artifact.trained_for.layer_groups is None else 3,
+        "format_version": 2 if artifact.layer_groups is None else 4,
         "version": artifact.version,
         "kind": artifact.kind,
         "features": [
@@ -139,6 +146,7 @@ def write_artifact(artifact: Artifact, path: Path) -> Path:
         "hidden": artifact.hidden,
         "trained_for": artifact.trained_for.facts(),
         "thresholds": artifact.thresholds,
+        **({} if artifact.layer_groups is None else {"layer_groups": artifact._groups}),
         "ids": list(artifact.bins.ids),
         "sha256": hashlib.sha256(payload).hexdigest(),
         "num_bytes": len(payload),
@@ -177,23 +185,22 @@ def read_artifact(path: Path | str, kind: Kind) -> Artifact:
     second = path.with_suffix(SUFFIX[kind])
     payload = _FILES.read_payload(second, header)
     bins = Bins(names, tuple(tuple(f["edges"]) for f in features), tuple(header["ids"]))
-    trained_for = _trained_for(path, header)
+    groups, group_thresholds = _groups(path, header)
     artifact = Artifact(
         kind=kind,
         bins=bins,
         hidden=header["hidden"],
-        trained_for=trained_for,
+        trained_for=_trained_for(header),
         thresholds=header["thresholds"],
+        layer_groups=groups,
+        group_thresholds=group_thresholds,
         about=header["about"],
         tensors={} if kind == "trees" else _FILES.tensors(second, payload),
         text=payload.decode() if kind == "trees" else "",
     )
     if kind == "trees":
         return artifact
-    num_groups = len(widths(trained_for.layer_groups))
-    if wrong := check_tensors(
-        bins, artifact.tensors, hidden=artifact.hidden, num_groups=num_groups
-    ):
+    if wrong := check_tensors(bins, artifact.tensors, hidden=artifact.hidden, num_groups=1):
         raise ValueError(f"{path} does not fit its tensors: {wrong}; {TRAIN}")
     return artifact
 
@@ -216,20 +223,26 @@ def _header(path: Path) -> dict[str, Any]:
     return header
 
 
-def _trained_for(path: Path, header: Mapping[str, Any]) -> TrainedFor:
-    """Whose tokens it has learned to route; raises ValueError for groups of layers that there cannot be."""
+def _trained_for(header: Mapping[str, Any]) -> TrainedFor:
+    """Whose tokens it has learned to route."""
     facts = dict(header["trained_for"])
     if facts.get("layers") is not None:
         facts["layers"] = tuple(facts["layers"])
-    if (groups := facts.get("layer_groups")) is not None:
-        try:
-            if header["kind"] == "trees":
-                raise ValueError("trees have one score for all layers")
-            stop = groups[-1][-1]
-            facts["layer_groups"] = check_groups(groups, first=facts["after_layer"], stop=stop)
-        except (ValueError, TypeError, IndexError, KeyError) as error:
-            raise ValueError(f"{path} has no layer_groups that fit: {error}: {TRAIN}") from None
     return TrainedFor(**facts)
+
+
+def _groups(
+    path: Path, header: Mapping[str, Any]
+) -> tuple[LayerGroups | None, Mapping[str, Mapping[str, float]]]:
+    """Groups of layers and their thresholds; raises ValueError for such as there cannot be."""
+    if (stored := header.get("layer_groups")) is None:
+        return None, {}
+    try:
+        first = header["trained_for"].get("after_layer", 0)
+        groups = layer_groups(stored["layers"], stored["offsets"], first)
+        return groups, dict(stored["thresholds"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} has no layer_groups that fit: {error}: {TRAIN}") from None
 
 
 def _is_ascending(edges: list[float]) -> bool:

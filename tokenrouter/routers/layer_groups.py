@@ -1,81 +1,106 @@
-"""Groups of neighbouring layers that a router decides about one by one, and the routes that this makes.
+"""Groups of layers that a router decides about one by one: each adds what its layers need to a token's score.
 
-A group is a range of layers, ``(start, stop)`` half-open; all groups together are the layers that a decision is about.
+A group goes low only where all less needy ones do, so with G groups there are G + 1 routes, and tokens sorted by route
+fall into two slices in every layer.
 
-Shape letters: G groups.
+Shape letters: G groups, L layers.
 """
 
+import math
 from collections.abc import Sequence
-from itertools import groupby, pairwise
+from dataclasses import dataclass
 
-from tokenrouter.types import LayerSpan, Route, RouteTable
+from tokenrouter.types import Route, RouteTable
 
-Groups = tuple[tuple[int, int], ...]
-MIN_GROUPS, MAX_GROUPS = 2, 4
+MIN_GROUPS, MAX_GROUPS = 2, 8
 
 
-def check_groups(groups: Sequence[Sequence[int]], *, first: int, stop: int) -> Groups:
-    """``groups`` as tuples.
+@dataclass(frozen=True, slots=True)
+class LayerGroups:
+    """Which layers belong together, and what they need.
+
+    Attributes:
+        layers: numbers of each group's layers, ascending; the neediest group first; all together are the layers that a
+            decision is about.
+        offsets: per group what is added to a token's score, in descending order: the logarithm of what its layers need
+            in the mean, as a multiple of what a layer needs.
+    """
+
+    layers: tuple[tuple[int, ...], ...]
+    offsets: tuple[float, ...]
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many layers each group has."""
+        return tuple(map(len, self.layers))
+
+    @property
+    def layer_offsets(self) -> tuple[float, ...]:
+        """The offset of each layer that a decision is about, in their order."""
+        by_layer = {
+            layer: offset
+            for group, offset in zip(self.layers, self.offsets, strict=True)
+            for layer in group
+        }
+        return tuple(by_layer[layer] for layer in sorted(by_layer))
+
+    def check(self, first: int) -> None:
+        """Raises ValueError unless these are 2 to 8 groups of the layers from ``first`` on, and their offsets."""
+        if not MIN_GROUPS <= len(self.layers) <= MAX_GROUPS:
+            raise ValueError(
+                f"there are {len(self.layers)} groups, and {MIN_GROUPS} to {MAX_GROUPS} are allowed"
+            )
+        numbers = sorted(layer for group in self.layers for layer in group)
+        if numbers != list(range(first, first + len(numbers))) or not all(self.layers):
+            raise ValueError(f"{self.layers} do not hold each layer from {first} on once")
+        if any(list(group) != sorted(group) for group in self.layers):
+            raise ValueError(
+                f"{self.layers} name the layers of a group in another than their order"
+            )
+        if len(self.offsets) != len(self.layers) or not all(map(math.isfinite, self.offsets)):
+            raise ValueError(
+                f"{self.offsets} are not an offset for each of {len(self.layers)} groups"
+            )
+        if list(self.offsets) != sorted(self.offsets, reverse=True):
+            raise ValueError(f"the offsets {self.offsets} do not descend")
+
+    def routes(self, num_layers: int) -> RouteTable:
+        """``high``, then a route per number of groups that still run high, then ``low``.
+
+        ``high_14_layers`` keeps the neediest groups high that have 14 layers together. Layers before the first one that
+        is decided about are high in all routes.
+
+        Args:
+            num_layers: of the model; where it is deeper than the groups, the rest belongs to the least needy one, and
+                layers that it lacks are left out.
+        """
+        decided = [layer for group in self.layers for layer in group]
+        first = min(decided)
+        routes = []
+        for num_high in range(len(self.layers), -1, -1):
+            count = sum(self.widths[:num_high])
+            high = {*range(first), *decided[:count]}
+            name = (
+                f"high_{count}_layers" if 0 < count < len(decided) else "high" if count else "low"
+            )
+            if name == "high":
+                high.update(range(num_layers))
+            routes.append(Route.with_high_layers(name, high, num_layers))
+        return RouteTable(routes=tuple(routes))
+
+
+def layer_groups(
+    layers: Sequence[Sequence[int]], offsets: Sequence[float], first: int
+) -> LayerGroups:
+    """Groups as they are stored; raises ValueError where they cannot be.
 
     Args:
-        groups: as given.
-        first: layer that the first one must begin with: the first that a decision is about.
-        stop: where the last one must end: the number of layers.
-
-    Raises:
-        ValueError: they are not 2 to 4 ranges that follow each other from ``first`` to ``stop``.
+        layers: see LayerGroups.
+        offsets: see LayerGroups.
+        first: the first layer that a decision is about.
     """
-    if not all(len(group) == 2 and all(type(x) is int for x in group) for group in groups):
-        raise ValueError(f"{groups} holds something else than pairs of layer numbers [start, stop]")
-    found = tuple((group[0], group[1]) for group in groups)
-    if not MIN_GROUPS <= len(found) <= MAX_GROUPS:
-        raise ValueError(
-            f"{groups} has {len(found)} groups, and {MIN_GROUPS} to {MAX_GROUPS} are allowed"
-        )
-    follows = all(one[1] == other[0] for one, other in pairwise(found))
-    if not follows or (found[0][0], found[-1][1]) != (first, stop) or any(a >= b for a, b in found):
-        raise ValueError(
-            f"{groups} must be ranges [start, stop) that follow each other from layer {first} to {stop}"
-        )
+    if not all(type(layer) is int for group in layers for layer in group):
+        raise ValueError(f"{layers} holds something else than layer numbers")
+    found = LayerGroups(tuple(map(tuple, layers)), tuple(float(offset) for offset in offsets))
+    found.check(first)
     return found
-
-
-def widths(groups: Groups | None) -> tuple[int, ...]:
-    """How much each group of a decision weighs, its number of layers; ``(1,)`` where it is about all layers at once."""
-    return (1,) if groups is None else tuple(stop - start for start, stop in groups)
-
-
-def group_routes(groups: Groups, num_layers: int) -> RouteTable:
-    """A route per subset of the groups: bit g of its index says that group g runs low.
-
-    So the first one is ``high`` and the last one ``low``; between, ``high_0_5+28_30`` keeps layers 0 to 4, 28 and 29
-    high. Layers before the first group are high in all of them.
-
-    Args:
-        groups: of ``check_groups``.
-        num_layers: of the model; where it is deeper than the groups, the last one goes on to the end.
-    """
-    stops = [*(stop for _, stop in groups[:-1]), num_layers]
-    ranges = [(start, stop) for (start, _), stop in zip(groups, stops, strict=True)]
-    last = 2 ** len(groups) - 1
-    return RouteTable(
-        routes=tuple(
-            Route(name=_name(groups, index, last), spans=_spans(ranges, index))
-            for index in range(last + 1)
-        )
-    )
-
-
-def _name(groups: Groups, index: int, last: int) -> str:
-    if index in (0, last):
-        return "low" if index else "high"
-    high = [f"{a}_{b}" for g, (a, b) in enumerate(groups) if not index >> g & 1]
-    return f"high_{'+'.join(high)}"
-
-
-def _spans(ranges: Sequence[tuple[int, int]], index: int) -> tuple[LayerSpan, ...]:
-    paths = [(a, b, "low" if index >> g & 1 else "high") for g, (a, b) in enumerate(ranges)]
-    if first := ranges[0][0]:
-        paths.insert(0, (0, first, "high"))
-    runs = [list(run) for _, run in groupby(paths, key=lambda path: path[2])]
-    return tuple(LayerSpan(run[0][0], run[-1][1], run[0][2]) for run in runs)

@@ -1,10 +1,9 @@
 """A fixed mixed-precision map, the same for every token: what a token router must beat."""
 
 from collections.abc import Sequence
-from itertools import groupby
 
 from tokenrouter.routers.base import Router
-from tokenrouter.types import LayerSpan, Route, RouteInput, RouteTable, RoutingDecision
+from tokenrouter.types import Route, RouteInput, RouteTable, RoutingDecision
 
 
 class LayerwiseRouter(Router):
@@ -37,11 +36,7 @@ class LayerwiseRouter(Router):
                 f"high_layers {wrong} do not exist: {-num_layers} to {num_layers - 1} are allowed"
             )
         high = {layer % num_layers for layer in self.high_layers}
-        spans = []
-        for is_high, run in groupby(range(num_layers), high.__contains__):
-            layers = list(run)
-            spans.append(LayerSpan(layers[0], layers[-1] + 1, "high" if is_high else "low"))
-        return RouteTable(routes=(Route(name=self.name, spans=tuple(spans)),))
+        return RouteTable(routes=(Route.with_high_layers(self.name, high, num_layers),))
 
     def route(self, inputs: RouteInput) -> RoutingDecision:
         """The only route; no score."""

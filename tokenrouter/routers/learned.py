@@ -1,29 +1,29 @@
 """What all learned routers share: a trained file, a budget, thresholds, and what they refuse to route for.
 
-Shape letters: T tokens in a step, G groups of layers (1: all layers are decided at once), L layers.
+Shape letters: T tokens in a step, G groups of layers (1: all layers are decided at once), L layers, R = G + 1 routes.
 """
 
-import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from tokenrouter.checks import check_flag
 from tokenrouter.features import of_one_phase
-from tokenrouter.files import replace_file
 from tokenrouter.routers.artifact import TRAIN, Artifact, Kind, read_artifact, shipped
 from tokenrouter.routers.base import Router
 from tokenrouter.routers.budget import Budget, Thresholds
-from tokenrouter.routers.layer_groups import group_routes, widths
+from tokenrouter.routers.layer_groups import LayerGroups
+from tokenrouter.routers.thresholds import read_thresholds
 from tokenrouter.types import Phase, RouteInput, RouteTable, RoutingDecision
 
 SHIPPED, CALIBRATED = "shipped", "calibrated"
 TIE_BREAK = 1e-6
 """What a token's score loses per position: among equal ones the earlier goes first, so that a budget is met."""
-THRESHOLDS_FORMAT = "tokenrouter thresholds 1"
 _REASONS = ("score over the threshold", "score under the threshold")
 _GROUP_REASONS = (_REASONS[0], "score over the threshold in some layers", _REASONS[1])
 
@@ -31,8 +31,9 @@ _GROUP_REASONS = (_REASONS[0], "score over the threshold in some layers", _REASO
 class LearnedRouter(Router):
     """High where the learned score reaches the threshold of its phase.
 
-    A router that was trained for groups of layers has a score per group, and a route per subset of them; one threshold
-    holds for all groups.
+    A trained file may say which layers belong together and what each group of them needs. A group then goes high where
+    the score and the group's offset reach the threshold together, so that there is a route per number of groups that
+    run high.
 
     Features of the logits before a token, which decode tokens alone have, count in decode; prompt tokens are scored
     without them.
@@ -43,10 +44,12 @@ class LearnedRouter(Router):
         thresholds: ``calibrated``: on text like what is served, so that the budget holds there; ``shipped``: those
             stored with the router, for the shares that it has; else the path of a file that task=calibrate wrote, whose
             share then is the budget.
+        layer_groups: decide about the trained file's groups of layers one by one, where it has any; False: all layers
+            of a token go one way.
 
     Raises:
-        ValueError: a file that is missing, damaged or of another kind, thresholds of another router, or a share without
-            a stored threshold.
+        ValueError: a file that is missing, damaged or of another kind, thresholds of another router, a share without a
+            stored threshold, or a flag that is none.
     """
 
     kind: ClassVar[Kind]
@@ -56,7 +59,10 @@ class LearnedRouter(Router):
         path: str = SHIPPED,
         budget: Budget | None = None,
         thresholds: str = CALIBRATED,
+        layer_groups: bool = True,
     ) -> None:
+        check_flag("router.layer_groups", layer_groups)
+        self._wants_groups = layer_groups
         self.path = str(path)
         self.budget = budget or Budget(high_frac=0.1)
         self.thresholds_from = str(thresholds)
@@ -68,10 +74,16 @@ class LearnedRouter(Router):
         """The trained router by its content, the budget and the thresholds; where files lie does not matter."""
         return {
             "artifact": self._artifact_version,
+            "layer_groups": self.layer_groups is not None,
             "budget": {"high_frac": self.budget.high_frac},
             "thresholds_from": self.thresholds_from,
             "thresholds": {phase.name: value for phase, value in self.thresholds.items()},
         }
+
+    @property
+    def layer_groups(self) -> LayerGroups | None:
+        """The groups of layers that are decided about one by one; None: all layers of a token go one way."""
+        return self.artifact.layer_groups if self._wants_groups else None
 
     @property
     def thresholds(self) -> dict[Phase, float]:
@@ -110,31 +122,30 @@ class LearnedRouter(Router):
         self._thresholds = Thresholds()
 
     def routes(self, num_layers: int) -> RouteTable:
-        """``high`` and ``low``, and with groups of layers a route per subset of them, see ``group_routes``."""
-        groups = self.artifact.trained_for.layer_groups
-        return super().routes(num_layers) if groups is None else group_routes(groups, num_layers)
+        """``high`` and ``low``; with groups of layers see ``LayerGroups.routes``."""
+        groups = self.layer_groups
+        return super().routes(num_layers) if groups is None else groups.routes(num_layers)
 
     def high_work(self, route_T: Tensor) -> Tensor:
         """See Router: the share of the layers in those groups that stay high."""
-        is_high_TG = (route_T[:, None] & self._bit_G) == 0
-        return (is_high_TG * self._width_G).sum(1).double() / self._width_G.sum()
+        return self._high_work_R[route_T]
 
     @abstractmethod
     def score(self, inputs: RouteInput) -> Tensor:
-        """The learned need of the high path, float32 ``[T, G]``; its scale is the router's own."""
+        """The learned need of the high path, float32 ``[T]``; its scale is the router's own."""
 
     def route(self, inputs: RouteInput) -> RoutingDecision:
-        """High where the score reaches the threshold; the score of the decision is the largest of a token's."""
-        score_TG = self._ranked(inputs)
-        is_over_TG = self._thresholds.is_over(score_TG, inputs.phase_T)
-        route_T = (~is_over_TG * self._bit_G).sum(1)  # HIGH is 0
-        reasons: tuple[str, ...] = _REASONS
-        reason_T = route_T
-        if len(self._bit_G) > 1:
-            reasons = _GROUP_REASONS
-            reason_T = (~is_over_TG).any(1).long() + ~is_over_TG.any(1)
+        """High where the score reaches the threshold, as many groups of layers as do with their offsets."""
+        score_T = self._ranked(inputs)
+        need_TG = score_T[:, None] + self._offset_G
+        route_T = (~self._thresholds.is_over(need_TG, inputs.phase_T)).sum(1)  # HIGH is 0
+        if self.layer_groups is None:
+            return RoutingDecision(
+                route_T=route_T, score_T=score_T, reason_T=route_T, reasons=_REASONS
+            )
+        reason_T = (route_T > 0).long() + (route_T == len(self._offset_G))
         return RoutingDecision(
-            route_T=route_T, score_T=score_TG.amax(1), reason_T=reason_T, reasons=reasons
+            route_T=route_T, score_T=score_T, reason_T=reason_T, reasons=_GROUP_REASONS
         )
 
     @abstractmethod
@@ -142,12 +153,12 @@ class LearnedRouter(Router):
         """Gets ready to score with ``artifact``."""
 
     def _ranked(self, inputs: RouteInput) -> Tensor:
-        """The score, float32 ``[T, G]``, without ties between tokens of a request."""
-        return self.score(inputs) - (inputs.positions_T * TIE_BREAK)[:, None]
+        """The score, float32 ``[T]``, without ties between tokens of a request."""
+        return self.score(inputs) - inputs.positions_T * TIE_BREAK
 
     def layer_scores(self, inputs: RouteInput) -> Tensor:
         """What is compared with thresholds, per layer that is decided, float32 ``[T, L]``; without groups L is 1."""
-        return self._ranked(inputs).repeat_interleave(self._width_G, 1)
+        return self._ranked(inputs)[:, None] + self._offset_L
 
     def _first_path(self) -> Path | str:
         """The file to begin with: the given one, or the first shipped one until the low path is known."""
@@ -179,8 +190,11 @@ class LearnedRouter(Router):
         self.features = artifact.bins.names
         self.after_layer = artifact.trained_for.after_layer
         self.optional = of_one_phase(self.features)
-        self._width_G = torch.tensor(widths(artifact.trained_for.layer_groups))
-        self._bit_G = 2 ** torch.arange(len(self._width_G))
+        groups = self.layer_groups
+        self._offset_G = torch.tensor([0.0] if groups is None else groups.offsets)
+        self._offset_L = torch.tensor([0.0] if groups is None else groups.layer_offsets)
+        width_G = torch.tensor([1] if groups is None else groups.widths)
+        self._high_work_R = F.pad(width_G.cumsum(0), (1, 0)).flip(0).double() / width_G.sum()
         self.load(artifact)
         if self.thresholds_from == CALIBRATED:
             if self.budget.high_frac is None:
@@ -189,66 +203,24 @@ class LearnedRouter(Router):
                     "router.thresholds to a file of task=calibrate"
                 )
         elif self.thresholds_from == SHIPPED:
-            self._thresholds.set(_stored(artifact, self.budget.high_frac))
+            stored = artifact.thresholds if groups is None else artifact.group_thresholds
+            self._thresholds.set(_stored(stored, self.budget.high_frac))
         else:
-            self._thresholds.set(read_thresholds(self.thresholds_from, artifact))
+            known = read_thresholds(
+                self.thresholds_from, artifact.version, has_groups=groups is not None
+            )
+            self._thresholds.set(known)
 
 
-def write_thresholds(
-    path: Path, artifact: Artifact, values: Mapping[Phase, float], about: Mapping[str, Any]
-) -> None:
-    """Stores thresholds for ``artifact`` as ``router.thresholds`` takes them.
-
-    Args:
-        path: of the json file.
-        artifact: whose scores they belong to.
-        values: by phase.
-        about: where they come from: plain values that no router reads.
-    """
-    content = {
-        "format": THRESHOLDS_FORMAT,
-        "artifact": artifact.version,
-        "thresholds": {phase.name.lower(): value for phase, value in values.items()},
-        "about": about,
-    }
-    replace_file(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def read_thresholds(path: Path | str, artifact: Artifact) -> dict[Phase, float]:
-    """The thresholds in a file of ``write_thresholds``.
-
-    Raises:
-        ValueError: no such file, another kind of file, or thresholds of another trained router.
-    """
-    again = "write one with `python run.py task=calibrate`, or choose router.thresholds=calibrated"
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-        if content["format"] != THRESHOLDS_FORMAT:
-            raise KeyError("format")
-        found = {Phase[name.upper()]: float(v) for name, v in content["thresholds"].items()}
-    except OSError as error:
-        raise ValueError(
-            f"router.thresholds={path} cannot be read ({error.strerror}): {again}"
-        ) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"router.thresholds={path} is no file of thresholds ({error}): {again}"
-        ) from None
-    if content["artifact"] != artifact.version:
-        raise ValueError(
-            f"router.thresholds={path} belongs to the trained router {content['artifact']}, and this one is "
-            f"{artifact.version}: {again}"
-        )
-    return found
-
-
-def _stored(artifact: Artifact, high_frac: float | None) -> dict[Phase, float]:
-    """The thresholds that come with ``artifact`` for a share."""
-    shares = {float(share): by_phase for share, by_phase in artifact.thresholds.items()}
+def _stored(
+    stored: Mapping[str, Mapping[str, float]], high_frac: float | None
+) -> dict[Phase, float]:
+    """The thresholds that come with a trained router for a share."""
+    shares = {float(share): by_phase for share, by_phase in stored.items()}
     if high_frac not in shares:
         raise ValueError(
             f"no threshold for router.budget.high_frac={high_frac} is stored with the trained router; stored: "
-            f"{', '.join(artifact.thresholds) or 'none'}: choose one of these, or router.thresholds=calibrated"
+            f"{', '.join(stored) or 'none'}: choose one of these, or router.thresholds=calibrated"
         )
     return {Phase[name.upper()]: value for name, value in shares[high_frac].items()}
 

@@ -24,4 +24,4 @@ class MLPRouter(LearnedRouter):
 
     def score(self, inputs: RouteInput) -> Tensor:
         """See LearnedRouter."""
-        return self._scorer(inputs.values_TF, inputs.ids_T, inputs.phase_T)
+        return self._scorer(inputs.values_TF, inputs.ids_T, inputs.phase_T)[:, 0]

@@ -32,9 +32,9 @@ class TreesRouter(LearnedRouter):
     def score(self, inputs: RouteInput) -> Tensor:
         """See LearnedRouter."""
         if not len(inputs):
-            return torch.empty(0, 1)
+            return torch.empty(0)
         score_T = self._booster.predict(inputs.values_TF.numpy(), raw_score=True, num_threads=1)
-        return torch.from_numpy(score_T).float()[:, None]
+        return torch.from_numpy(score_T).float()
 
 
 def import_lightgbm() -> Any:

@@ -19,7 +19,8 @@ from tokenrouter.kernels import select
 from tokenrouter.models import LoadedModel
 from tokenrouter.routers import Budget, LearnedRouter, Router
 from tokenrouter.routers.budget import check_frac
-from tokenrouter.routers.learned import CALIBRATED, write_thresholds
+from tokenrouter.routers.learned import CALIBRATED
+from tokenrouter.routers.thresholds import write_thresholds
 from tokenrouter.tasks import build
 from tokenrouter.tasks.common import Job
 from tokenrouter.tasks.compare import held_out_windows, quality_settings
@@ -123,7 +124,8 @@ def run(job: Job) -> None:
         "window_tokens": settings.window_tokens,
     }
     path = Path(options.path or job.folder.path / "thresholds.json")
-    write_thresholds(path, chosen.artifact, chosen.thresholds, about)
+    has_groups = chosen.layer_groups is not None
+    write_thresholds(path, chosen.artifact.version, chosen.thresholds, about, has_groups=has_groups)
     job.folder.write_json("calibrated.json", about)
     job.run.log_metrics({"calibration": about})
     _print_summary(about, router.name, path)

@@ -16,7 +16,7 @@ from tokenrouter.tasks.common import Job
 from tokenrouter.tasks.curves import curve_loggers
 from tokenrouter.telemetry import collect_provenance
 from tokenrouter.training.entropies import load_entropies
-from tokenrouter.training.export import make_artifact
+from tokenrouter.training.export import checked_groups, make_artifact
 from tokenrouter.training.id_inputs import IdInputs, make_id_inputs
 from tokenrouter.training.router_data import RouterData
 from tokenrouter.training.storage import LabelStore
@@ -30,13 +30,13 @@ class TrainSource:
     Attributes:
         data: folder of a data set of task=collect.
         layers: whose labels are added up; None: all.
-        layer_groups: that get a score and a decision each, see RouterData; None: one for all.
+        layer_groups: how many of like need may be decided about one by one, see ``checked_groups``; None: none.
         path: of the trained router's json file; None: ``router.json`` in the run folder.
     """
 
     data: str
     layers: Sequence[int] | None = None
-    layer_groups: Sequence[Sequence[int]] | None = None
+    layer_groups: int | str | None = "auto"
     path: str | None = None
 
 
@@ -52,12 +52,12 @@ def run(job: Job) -> None:
             source.data,
             features=options.features,
             layers=layers,
-            layer_groups=source.layer_groups,
             batch_size=options.batch_size,
             min_id_count=options.min_id_count,
             seed=cfg.seed,
             id_inputs=_id_inputs(cfg, source.data) if options.id_numbers else None,
         )
+        num_groups = checked_groups(source.layer_groups, data, options)
         advance("data")
         trained = train(
             data, options, folder=job.folder.path, loggers=curve_loggers(job), seed=cfg.seed
@@ -75,7 +75,7 @@ def run(job: Job) -> None:
             "num_tokens": {"train": len(data.train), "valid": len(data.valid)},
             "seed": cfg.seed,
         }
-        artifact = make_artifact(data, trained, layers=layers, about=about)
+        artifact = make_artifact(data, trained, layers=layers, about=about, num_groups=num_groups)
         path = write_artifact(artifact, Path(source.path or job.folder.path / "router.json"))
         advance("export")
     valid = artifact.about["valid"]

@@ -3,7 +3,7 @@
 Labels have heavy tails, and what counts is the sum of the labels of the tokens that go high. All three losses are least
 for a score that orders tokens by their expected label, or by the chance to be among the top.
 
-N tokens, or pairs of a token and a group of layers; S shares.
+N tokens; S shares.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,19 +22,18 @@ PAIRINGS = 8
 """With how many others each token of a batch is compared."""
 
 
-def regression(score_N: Tensor, label_N: Tensor, cut_S: Tensor, weight_N: Tensor) -> Tensor:
+def regression(score_N: Tensor, label_N: Tensor, cut_S: Tensor) -> Tensor:
     """Poisson deviance: the exponential of the score approaches the expected label, whatever its tails.
 
     Args:
         score_N: float32.
         label_N: float32, multiples of the mean label, 0 or more.
         cut_S: labels of the top shares begin here; not used.
-        weight_N: float32, of each in the mean; 1 on average.
     """
-    return ((score_N.clamp(max=MAX_LOG).exp() - label_N * score_N) * weight_N).mean()
+    return (score_N.clamp(max=MAX_LOG).exp() - label_N * score_N).mean()
 
 
-def ranking(score_N: Tensor, label_N: Tensor, cut_S: Tensor, weight_N: Tensor) -> Tensor:
+def ranking(score_N: Tensor, label_N: Tensor, cut_S: Tensor) -> Tensor:
     """Pairwise logistic loss, each pair weighed by how much there is to lose: the difference of its labels.
 
     Burges et al. 2005 (RankNet). Each token is paired with its neighbours in the batch, which is shuffled.
@@ -43,25 +42,21 @@ def ranking(score_N: Tensor, label_N: Tensor, cut_S: Tensor, weight_N: Tensor) -
     for shift in range(1, min(PAIRINGS, len(score_N) - 1) + 1):
         gap_N = label_N - label_N.roll(shift)
         margin_N = (score_N - score_N.roll(shift)) * gap_N.sign()
-        pair_N = weight_N * weight_N.roll(shift)
-        total = total + (F.softplus(-margin_N) * gap_N.abs() * pair_N).mean()
+        total = total + (F.softplus(-margin_N) * gap_N.abs()).mean()
     return total / PAIRINGS
 
 
-def bce_top_share(score_N: Tensor, label_N: Tensor, cut_S: Tensor, weight_N: Tensor) -> Tensor:
+def bce_top_share(score_N: Tensor, label_N: Tensor, cut_S: Tensor) -> Tensor:
     """Is the token among the top 5, 10, 20 %? Binary cross-entropy of all shares, classes weighed equally."""
     share_S = torch.tensor(SHARES)
     is_top_NS = (label_N[:, None] >= cut_S).float()
     offset_S = torch.log(share_S[1] / share_S)  # the rarer the class, the higher its threshold
     weight_S = (1 - share_S) / share_S
     logits_NS = score_N[:, None] - offset_S
-    losses = F.binary_cross_entropy_with_logits(
-        logits_NS, is_top_NS, pos_weight=weight_S, reduction="none"
-    )
-    return (losses * weight_N[:, None]).mean()
+    return F.binary_cross_entropy_with_logits(logits_NS, is_top_NS, pos_weight=weight_S)
 
 
-LOSSES: Mapping[LossName, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+LOSSES: Mapping[LossName, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "regression": regression,
     "ranking": ranking,
     "bce_top_share": bce_top_share,
@@ -111,18 +106,6 @@ def rank_quality(score_N: Tensor, label_N: Tensor, share: float) -> Ranked:
 def mean_gain(score_N: Tensor, label_N: Tensor, shares: Sequence[float] = SHARES) -> float:
     """Mean of ``gain_frac`` over ``shares``."""
     return sum(rank_quality(score_N, label_N, share).gain_frac for share in shares) / len(shares)
-
-
-def per_layer(value_NG: Tensor, width_G: Tensor) -> Tensor:
-    """Values of tokens' groups of layers, each as often as the group has layers: flat, in the tokens' order.
-
-    So a share of what this gives is a share of the work.
-
-    Args:
-        value_NG: scores, or labels that are means over a group's layers.
-        width_G: int64, layers of each group.
-    """
-    return value_NG.repeat_interleave(width_G, 1).flatten()
 
 
 def _auroc(score_N: Tensor, is_top_N: Tensor) -> float:

@@ -1,6 +1,6 @@
 """The data set of task=collect as a router's training takes it.
 
-N tokens, F features, L label columns, G groups of them (1: all together), R = F + 1 rows of the table per token.
+N tokens, F features, L label columns that are added up, R = F + 1 rows of the table per token.
 """
 
 import math
@@ -22,10 +22,9 @@ from torch.utils.data import (
 
 from tokenrouter.features import FEATURES, where_they_exist
 from tokenrouter.routers.id_numbers import PREVIOUS
-from tokenrouter.routers.layer_groups import Groups, check_groups, widths
 from tokenrouter.routers.lookup import Bins, RowFinder
 from tokenrouter.training.id_inputs import IdInputs
-from tokenrouter.training.losses import SHARES, per_layer
+from tokenrouter.training.losses import SHARES
 from tokenrouter.training.storage import LabelStore
 
 MAX_CLASSES = 64
@@ -41,14 +40,16 @@ class Examples:
         values_NF: float32 features; NaN where one does not exist in the token's phase.
         ids_N: int64.
         phase_N: int64.
-        label_NG: float32, 0 or more: the mean over a group's layers; with one group the sum over all.
+        label_NL: float32, 0 or more: of each layer, where the label is per layer.
+        label_N: their sum.
         texts: name of each token's source.
     """
 
     values_NF: Tensor
     ids_N: Tensor
     phase_N: Tensor
-    label_NG: Tensor
+    label_NL: Tensor
+    label_N: Tensor
     texts: list[str]
 
     def __len__(self) -> int:
@@ -62,7 +63,6 @@ class RouterData(lightning.LightningDataModule):
         path: folder of the data set.
         features: names of those to learn from; None: all that are stored.
         layers: whose labels are added up; None: all that run after the decision.
-        layer_groups: that get a score each, half-open ranges of all layers after the decision; None: one for all.
         batch_size: tokens.
         min_id_count: an id that occurs so often in training gets a row of its own.
         seed: of the order of the batches.
@@ -70,8 +70,7 @@ class RouterData(lightning.LightningDataModule):
 
     Raises:
         ValueError: no data set, one that is empty, damaged or of retention labels, features that it lacks, values
-            that are not finite, labels that do not differ, fewer than two tokens in a split, or groups that the label's
-            layers do not make.
+            that are not finite, labels that do not differ, or fewer than two tokens in a split.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class RouterData(lightning.LightningDataModule):
         *,
         features: Sequence[str] | None = None,
         layers: Sequence[int] | None = None,
-        layer_groups: Sequence[Sequence[int]] | None = None,
         batch_size: int = 1024,
         min_id_count: int = 2,
         seed: int = 0,
@@ -102,12 +100,7 @@ class RouterData(lightning.LightningDataModule):
                 f"{path} has no feature {', '.join(missing)}; it has: {', '.join(stored)}. Collect again with "
                 "collect.features, or choose others with trainer.features"
             )
-        columns = [_label_columns(self.facts, layers)]
-        self.layer_groups: Groups | None = None
-        if layer_groups is not None:
-            self.layer_groups = _checked_groups(self.facts, layers, layer_groups)
-            columns = [list(range(start, stop)) for start, stop in self.layer_groups]
-        self.width_G = torch.tensor(widths(self.layer_groups))
+        columns = _label_columns(self.facts, layers)
         read = [stored.index(name) for name in self.features]
         self.train = _examples(store, "train", read, columns, self.features)
         self.valid = _examples(store, "valid", read, columns, self.features)
@@ -122,10 +115,20 @@ class RouterData(lightning.LightningDataModule):
             tuple(_edges(name, self.train.values_NF[:, i]) for i, name in enumerate(self.features)),
             _frequent_ids(self.train.ids_N, min_id_count),
         )
-        label_N = per_layer(self.train.label_NG, self.width_G)
+        label_N = self.train.label_N
         self.mean_label = float(label_N.double().mean())
         cuts = torch.tensor([1 - share for share in SHARES])
         self.cut_S = _quantile(label_N, cuts) / self.mean_label
+
+    @property
+    def has_layers(self) -> bool:
+        """Whether there is a label for each layer after the decision."""
+        names, first = list(self.facts["label_columns"]), self.facts.get("after_layer", 0)
+        decided = len(names) - first
+        return (
+            names == [f"layer_{layer}" for layer in range(len(names))]
+            and self.train.label_NL.shape[1] == decided > 1
+        )
 
     def rows(self, examples: Examples) -> Tensor:
         """Rows of the table per token, int64 ``[N, R]``."""
@@ -147,12 +150,12 @@ class RouterData(lightning.LightningDataModule):
         return self._loader(self.valid, None)
 
     def _loader(self, examples: Examples, generator: torch.Generator | None) -> DataLoader[Any]:
-        label_NG = examples.label_NG / self.mean_label
+        label_N = examples.label_N / self.mean_label
         previous_N, entropy_N2 = self.previous(examples), torch.zeros(len(examples), 0)
         if self.id_inputs is not None:
             entropy_N2 = self.id_inputs.entropies(examples.ids_N, previous_N)
         ids_N2 = torch.stack([examples.ids_N, previous_N], 1)
-        tensors = TensorDataset(self.rows(examples), examples.phase_N, ids_N2, entropy_N2, label_NG)
+        tensors = TensorDataset(self.rows(examples), examples.phase_N, ids_N2, entropy_N2, label_N)
         order: Sampler[int] = SequentialSampler(tensors)
         if generator is not None:
             order = RandomSampler(tensors, generator=generator)
@@ -176,39 +179,20 @@ def _label_columns(facts: dict[str, Any], layers: Sequence[int] | None) -> list[
     return [names.index(name) for name in wanted]
 
 
-def _checked_groups(
-    facts: dict[str, Any], layers: Sequence[int] | None, groups: Sequence[Sequence[int]]
-) -> Groups:
-    """The groups, whose numbers are those of label columns, too."""
-    names = list(facts["label_columns"])
-    if layers is not None:
-        raise ValueError(
-            f"train.layers={list(layers)} adds up some layers, and train.layer_groups takes all: set one to null"
-        )
-    if names != [f"layer_{layer}" for layer in range(len(names))]:
-        raise ValueError(
-            f"train.layer_groups needs a label per layer, and {facts['label']} has {', '.join(names)}: collect with "
-            "labels=fisher, or set train.layer_groups=null"
-        )
-    try:
-        return check_groups(groups, first=facts.get("after_layer", 0), stop=len(names))
-    except ValueError as error:
-        raise ValueError(f"train.layer_groups={error}; null: one decision for all layers") from None
-
-
 def _examples(
     store: LabelStore,
     split: str,
     features: list[int],
-    columns: list[list[int]],
+    columns: list[int],
     names: Sequence[str],
 ) -> Examples:
-    """One split, checked; ``columns`` of each group."""
+    """One split, checked."""
     rows = store.load(split).select_columns(list(COLUMNS)).with_format("numpy")[:]
     values_NF = torch.from_numpy(rows["features"])[:, features].float()
     phase_N = torch.from_numpy(rows["phase"]).long()
     exists_NF = where_they_exist(names, phase_N)
-    label_NG = _labels(torch.from_numpy(rows["label"]), columns)
+    label_NL = torch.from_numpy(rows["label"])[:, columns].float()
+    label_N = label_NL.sum(1)
     for index, name in enumerate(names):
         known_N = values_NF[exists_NF[:, index], index]
         if not len(known_N):
@@ -222,13 +206,13 @@ def _examples(
                 "it out "
                 "with trainer.features, or collect again"
             )
-    if not bool((label_NG.isfinite() & (label_NG >= 0)).all()):
+    if not bool((label_NL.isfinite() & (label_NL >= 0)).all()):
         raise ValueError(
             f"{store.path}: a {split} label is negative or not finite: choose other train.layers, or collect again"
         )
-    if len(label_NG) < 2 or float(label_NG.min()) == float(label_NG.max()):
+    if len(label_N) < 2 or float(label_N.min()) == float(label_N.max()):
         raise ValueError(
-            f"{store.path}: the {len(label_NG)} {split} tokens all have the same label, so there is nothing to "
+            f"{store.path}: the {len(label_N)} {split} tokens all have the same label, so there is nothing to "
             "learn: collect "
             "more tokens, or choose an executor whose low path changes results"
         )
@@ -236,16 +220,10 @@ def _examples(
         values_NF=values_NF.masked_fill(~exists_NF, math.nan),
         ids_N=torch.from_numpy(rows["token_id"]).long(),
         phase_N=phase_N,
-        label_NG=label_NG,
+        label_NL=label_NL,
+        label_N=label_N,
         texts=[str(text) for text in rows["text"]],
     )
-
-
-def _labels(label_NL: Tensor, columns: list[list[int]]) -> Tensor:
-    """What a group is worth per layer, so that groups of other sizes compare; the sum where there is one group."""
-    if len(columns) == 1:
-        return label_NL[:, columns[0]].float().sum(1, keepdim=True)
-    return torch.stack([label_NL[:, group].float().mean(1) for group in columns], 1)
 
 
 def _frequent_ids(ids_N: Tensor, min_count: int) -> tuple[int, ...]:

@@ -1,8 +1,7 @@
 """The look-up tables of a router as a LightningModule: one network, or several whose scores are averaged.
 
 B tokens of a batch, R rows of the table per token, K rows in all, S members, H hidden units of a member, P phases,
-G groups of layers (1: one score for all), O = P * G scores, phase by phase; C = S * (H + O) columns: first all hidden
-units, then what is added to the scores; V vocabulary, E hidden size, N pairs of a token and a layer.
+C = S * (H + P) columns: first all hidden units, then what is added to the scores; V vocabulary, E hidden size.
 """
 
 import math
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenrouter.routers.lookup import NUM_PHASES
-from tokenrouter.training.losses import LOSSES, SHARES, LossName, per_layer, rank_quality
+from tokenrouter.training.losses import LOSSES, SHARES, LossName, rank_quality
 
 MONITORED = "valid/gain_frac"
 EMBEDDING_RATE, ENTROPY_RATE = 0.1, 0.3
@@ -41,7 +40,6 @@ class RouterModule(lightning.LightningModule):
         embed_shrinkage: the same for maps from embeddings.
         seed: of the first weights.
         num_tokens: that are trained on.
-        width_G: int64, layers of each group, by which it counts; ``[1]`` for one score.
     """
 
     table: Tensor
@@ -49,7 +47,6 @@ class RouterModule(lightning.LightningModule):
     penalty_K1: Tensor
     cut_S: Tensor
     embed_VE: Tensor
-    width_G: Tensor
 
     def __init__(
         self,
@@ -64,7 +61,6 @@ class RouterModule(lightning.LightningModule):
         id_shrinkage: float,
         seed: int,
         num_tokens: int,
-        width_G: Tensor,
         members: int = 1,
         embed_VE: Tensor | None = None,
         embed_shrinkage: float = 0.0,
@@ -72,14 +68,13 @@ class RouterModule(lightning.LightningModule):
         super().__init__()
         draw = torch.Generator().manual_seed(seed)
         self.hidden, self.members = hidden, members
-        num_scores = NUM_PHASES * len(width_G)
-        units, columns = members * hidden, members * (hidden + num_scores)
+        units, columns = members * hidden, members * (hidden + NUM_PHASES)
         table_KC = torch.zeros(num_rows, columns)
         table_KC[:first_id_row, :units] = torch.randn(first_id_row, units, generator=draw) * 0.3
         self.table = torch.nn.Parameter(table_KC)
         scale = max(hidden, 1) ** -0.5
         self.head = torch.nn.Parameter(
-            torch.randn(1, units, generator=draw).expand(num_scores, -1) * scale
+            torch.randn(1, units, generator=draw).expand(NUM_PHASES, -1) * scale
         )
         self.register_buffer("embed_VE", embed_VE, persistent=False)
         if embed_VE is not None:
@@ -93,7 +88,6 @@ class RouterModule(lightning.LightningModule):
         self.register_buffer("penalty_K1", penalty_K / num_tokens, persistent=False)
         self.embed_penalty = embed_shrinkage / num_tokens
         self.register_buffer("cut_S", cut_S, persistent=False)
-        self.register_buffer("width_G", width_G, persistent=False)
         self.loss_name: LossName = loss
         self.learning_rate = learning_rate
         self._scored: list[tuple[Tensor, Tensor]] = []
@@ -101,7 +95,7 @@ class RouterModule(lightning.LightningModule):
     def forward(
         self, rows_BR: Tensor, phase_B: Tensor, ids_B2: Tensor, entropy_B2: Tensor
     ) -> Tensor:
-        """Scores of all members, float32 ``[B, S, G]``.
+        """Scores of all members, float32 ``[B, S]``.
 
         Args:
             rows_BR: int64.
@@ -116,37 +110,35 @@ class RouterModule(lightning.LightningModule):
                 embed_BE = self.embed_VE[ids_B2[:, index].clamp(min=0)] * has_id_B1
                 sum_BC = sum_BC + embed_BE @ self.embed_map[index]
             sum_BC = sum_BC + entropy_B2 @ self.entropy_map
-        units, num_groups = self.members * self.hidden, len(self.width_G)
-        direct_BSPG: Tensor = sum_BC[:, units:].unflatten(1, (self.members, NUM_PHASES, num_groups))
-        index_BS1G = phase_B[:, None, None, None].expand(-1, self.members, -1, num_groups)
-        score_BSG = direct_BSPG.gather(2, index_BS1G).squeeze(2)
+        units = self.members * self.hidden
+        direct_BSP: Tensor = sum_BC[:, units:].unflatten(1, (self.members, NUM_PHASES))
+        score_BS = direct_BSP.gather(2, phase_B[:, None, None].expand(-1, self.members, 1))[..., 0]
         if not units:
-            return score_BSG
-        head_BGU = self.head.unflatten(0, (NUM_PHASES, num_groups))[phase_B]
-        added_BGU: Tensor = sum_BC[:, None, :units].relu() * head_BGU
-        added_BGS: Tensor = added_BGU.unflatten(2, (self.members, -1)).sum(3)
-        return score_BSG + added_BGS.transpose(1, 2)
+            return score_BS
+        added_BU: Tensor = sum_BC[:, :units].relu() * self.head[phase_B]
+        added_BSH: Tensor = added_BU.unflatten(1, (self.members, -1))
+        return score_BS + added_BSH.sum(2)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a batch."""
-        *inputs, label_BG = batch
-        losses = [self._loss(score_BG, label_BG) for score_BG in self(*inputs).unbind(1)]
+        *inputs, label_B = batch
+        losses = [self._loss(score_B, label_B) for score_B in self(*inputs).unbind(1)]
         loss = torch.stack(losses).sum() + (self.table.square() * self.penalty_K1).sum()
         if self.embed_VE is not None:
             loss = loss + self.embed_map.square().sum() * self.embed_penalty
         loss = loss / self.members
-        self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=len(label_BG))
+        self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=len(label_B))
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Keeps scores and labels until all are there."""
-        *inputs, label_BG = batch
-        score_BG = self(*inputs).mean(1)
-        self.log("valid/loss", self._loss(score_BG, label_BG), batch_size=len(label_BG))
-        self._scored.append((per_layer(score_BG, self.width_G), per_layer(label_BG, self.width_G)))
+        *inputs, label_B = batch
+        score_B = self(*inputs).mean(1)
+        self.log("valid/loss", self._loss(score_B, label_B), batch_size=len(label_B))
+        self._scored.append((score_B, label_B))
 
     def on_validation_epoch_end(self) -> None:
-        """Quality over all validation tokens and their layers, per share and on average."""
+        """Quality over all validation tokens, per share and on average."""
         score_N, label_N = (torch.cat(part) for part in zip(*self._scored, strict=True))
         self._scored.clear()
         gains = []
@@ -157,10 +149,8 @@ class RouterModule(lightning.LightningModule):
                 self.log(f"valid/{name}_at_{share:g}", value)
         self.log(MONITORED, sum(gains) / len(gains))
 
-    def _loss(self, score_BG: Tensor, label_BG: Tensor) -> Tensor:
-        weight_BG = (self.width_G / self.width_G.float().mean()).expand_as(score_BG)
-        loss = LOSSES[self.loss_name]
-        return loss(score_BG.flatten(), label_BG.flatten(), self.cut_S, weight_BG.flatten())
+    def _loss(self, score_B: Tensor, label_B: Tensor) -> Tensor:
+        return LOSSES[self.loss_name](score_B, label_B, self.cut_S)
 
     def configure_optimizers(self) -> Any:
         """Adam with rates that fall to a tenth along a cosine."""

@@ -1,7 +1,6 @@
 """A trained network as a router stores it: one table and head for all members, and few int8 numbers per id.
 
-V vocabulary, C columns of the table, R numbers, S members, H hidden units of a member, O scores of all phases and
-groups of layers, K rows.
+V vocabulary, C columns of the table, R numbers, S members, H hidden units of a member, P phases, K rows.
 """
 
 from dataclasses import replace
@@ -64,23 +63,23 @@ def router_tensors(
         previous_numbers: R of the id before.
     """
     table_KC = _merged(module, module.table)
-    head_OH = module.head / module.members
-    tensors = {"table": table_KC, "head": head_OH}
+    head_PH = module.head / module.members
+    tensors = {"table": table_KC, "head": head_PH}
     if data.id_inputs is None:
         return data.bins, tensors
     bins, first = data.bins, data.bins.first_id_row
     inputs = data.id_inputs
     rows_VC, previous_VC = _id_rows(module, inputs)
     rows_VC[list(bins.ids)] += table_KC[first:-1] - table_KC[-1]
-    num_scores = len(head_OH)
-    importance_C = torch.cat([head_OH.abs().mean(0), torch.full((num_scores,), 1 / num_scores)])
+    phases = len(head_PH)
+    importance_C = torch.cat([head_PH.abs().mean(0), torch.full((phases,), 1 / phases)])
     importance_C = importance_C.clamp_min(1e-6)
     count_V = inputs.count_V + 0.1
     own = compress(rows_VC, count_V, importance_C, id_numbers)
     previous = compress(previous_VC, count_V, importance_C, previous_numbers)
     return replace(bins, ids=()), {
         "table": torch.cat([table_KC[:first], table_KC[-1:]]),
-        "head": head_OH,
+        "head": head_PH,
         "id_codes": own.codes_VR,
         "id_weights": own.weights_RC,
         "previous_codes": previous.codes_VR,

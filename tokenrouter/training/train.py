@@ -1,6 +1,6 @@
 """Trains a router of any kind: the same data, the same validation, one artifact.
 
-N tokens, G groups of layers (1: one score for all).
+N tokens.
 """
 
 from collections.abc import Sequence
@@ -102,15 +102,15 @@ class Trained:
         bins: of the table; none of its own for trees.
         tensors: of tables.
         text: of trees.
-        score_train_NG, score_valid_NG: float32 scores of the data set's tokens.
+        score_train_N, score_valid_N: float32 scores of the data set's tokens.
     """
 
     kind: Kind
     bins: Bins
     tensors: dict[str, Tensor]
     text: str
-    score_train_NG: Tensor
-    score_valid_NG: Tensor
+    score_train_N: Tensor
+    score_valid_N: Tensor
 
 
 def train(
@@ -131,14 +131,9 @@ def train(
         seed: of weights and batches. Equal seeds give equal routers.
 
     Raises:
-        ValueError: trees without lightgbm, or for groups of layers.
+        ValueError: trees without lightgbm.
     """
     if options.kind == "trees":
-        if data.layer_groups is not None:
-            raise ValueError(
-                f"trees have one score for all layers, and train.layer_groups={data.layer_groups} asks for "
-                f"{len(data.layer_groups)}: choose trainer=mlp or linear, or set train.layer_groups=null"
-            )
         return _train_trees(data, options, seed)
     module = _module(data, options, seed)
     fit_best(
@@ -154,16 +149,16 @@ def train(
     )
     bins, tensors = router_tensors(module, data, options.id_numbers, options.previous_numbers)
     scorer = Scorer(bins, tensors)
-    train_NG, valid_NG = (
-        scorer(part.values_NF, part.ids_N, part.phase_N) for part in (data.train, data.valid)
+    train_N, valid_N = (
+        scorer(part.values_NF, part.ids_N, part.phase_N)[:, 0] for part in (data.train, data.valid)
     )
     return Trained(
         kind=options.kind,
         bins=bins,
         tensors=tensors,
         text="",
-        score_train_NG=train_NG,
-        score_valid_NG=valid_NG,
+        score_train_N=train_N,
+        score_valid_N=valid_N,
     )
 
 
@@ -179,7 +174,6 @@ def _module(data: RouterData, options: TrainOptions, seed: int) -> RouterModule:
         id_shrinkage=options.id_shrinkage,
         seed=seed,
         num_tokens=len(data.train),
-        width_G=data.width_G,
         members=options.members,
         embed_VE=None if data.id_inputs is None else data.id_inputs.embed_VE,
         embed_shrinkage=options.embed_shrinkage,
@@ -189,7 +183,7 @@ def _module(data: RouterData, options: TrainOptions, seed: int) -> RouterModule:
 def _train_trees(data: RouterData, options: TrainOptions, seed: int) -> Trained:
     """By Poisson regression on the label, as LightGBM has it; stopped by the validation gain."""
     lightgbm = import_lightgbm()
-    train_label_N, valid_label_N = data.train.label_NG[:, 0], data.valid.label_NG[:, 0]
+    train_label_N, valid_label_N = data.train.label_N, data.valid.label_N
 
     def gain(score: Any, _: Any) -> tuple[str, float, bool]:
         return (
@@ -235,13 +229,13 @@ def _train_trees(data: RouterData, options: TrainOptions, seed: int) -> Trained:
         raw = booster.predict(
             examples.values_NF.numpy(), raw_score=True, num_iteration=booster.best_iteration
         )
-        return torch.from_numpy(raw).float()[:, None]
+        return torch.from_numpy(raw).float()
 
     return Trained(
         kind="trees",
         bins=Bins(data.features, tuple(() for _ in data.features), ()),
         tensors={},
         text=text,
-        score_train_NG=score(data.train),
-        score_valid_NG=score(data.valid),
+        score_train_N=score(data.train),
+        score_valid_N=score(data.valid),
     )

@@ -1,6 +1,8 @@
 """What a route is, and the table of those that a router may choose from."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal, NamedTuple
 
 Attention = Literal["full", "sparse"]
@@ -57,6 +59,15 @@ class Route:
             max_wait_steps=max_wait_steps,
             retention=retention,
         )
+
+    @classmethod
+    def with_high_layers(cls, name: str, high: Collection[int], num_layers: int) -> "Route":
+        """A route that runs the layers whose numbers are in ``high`` on ``high``, and the others on ``low``."""
+        spans = []
+        for is_high, run in groupby(range(num_layers), high.__contains__):
+            layers = list(run)
+            spans.append(LayerSpan(layers[0], layers[-1] + 1, "high" if is_high else "low"))
+        return cls(name=name, spans=tuple(spans))
 
     def executor_at(self, layer: int) -> str:
         """Name of the executor that runs layer number ``layer``, from 0 on."""
