@@ -62,8 +62,10 @@ class TrainedFor:
     layer_groups: Groups | None = None
 
     def facts(self) -> dict[str, Any]:
-        """As it is stored, without groups where there are none."""
+        """As it is stored: what was added later is left out where it says nothing, so that versions stay."""
         facts = asdict(self)
+        if not self.after_layer:
+            del facts["after_layer"]
         if self.layer_groups is None:
             del facts["layer_groups"]
         return facts
@@ -105,10 +107,7 @@ class Artifact:
     @property
     def version(self) -> str:
         """Hash of all that a decision depends on."""
-        trained_for = self.trained_for.facts()
-        if not self.trained_for.after_layer:  # as in versions of before it could be another number
-            del trained_for["after_layer"]
-        facts = json.dumps([self.kind, asdict(self.bins), self.hidden, trained_for])
+        facts = json.dumps([self.kind, asdict(self.bins), self.hidden, self.trained_for.facts()])
         digest = hashlib.sha256(facts.encode() + self.payload)
         digest.update(json.dumps(self.thresholds, sort_keys=True).encode())
         return digest.hexdigest()[:12]
@@ -226,7 +225,9 @@ def _trained_for(path: Path, header: Mapping[str, Any]) -> TrainedFor:
             if header["kind"] == "trees":
                 raise ValueError("trees have one score for all layers")
             stop = groups[-1][-1]
-            facts["layer_groups"] = check_groups(groups, first=facts["after_layer"], stop=stop)
+            facts["layer_groups"] = check_groups(
+                groups, first=facts.get("after_layer", 0), stop=stop
+            )
         except (ValueError, TypeError, IndexError, KeyError) as error:
             raise ValueError(f"{path} has no layer_groups that fit: {error}: {TRAIN}") from None
     return TrainedFor(**facts)
