@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from tokenrouter.features import (
-    FeatureExtractor,
     Signals,
     TextSignals,
     TokenTypeTable,
@@ -45,7 +44,7 @@ def shown(
     router: Router, batch: TokenBatch, types: TokenTypeTable, signals: Signals | None
 ) -> RouteInput:
     """What a router sees of tokens."""
-    return FeatureExtractor(router.features, types, signals, router.optional).extract(batch)
+    return router.extractor(types, signals).extract(batch)
 
 
 def logit_signals(bench: Bench, ids: Sequence[int]) -> TextSignals:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.tasks.jobs import run_in
 from tests.training.router_sets import FACTS, KINDS, NEEDY_ID, TABLE, window_rows
-from tokenrouter.features import FeatureExtractor, sequence_batch
+from tokenrouter.features import sequence_batch
 from tokenrouter.routers import LinearRouter, MLPRouter
 from tokenrouter.routers.artifact import Kind, read_artifact, write_artifact
 from tokenrouter.training.export import make_artifact
@@ -91,7 +91,7 @@ def test_each_group_learns_its_own_need(
     made = router(path=str(path), thresholds="shipped")
     ids = torch.randint(0, 60, (1000,), generator=torch.Generator().manual_seed(0))
     batch = sequence_batch(ids.tolist(), prompt_len=500, token_types=TABLE)
-    inputs = FeatureExtractor(made.features, TABLE).extract(batch)
+    inputs = made.extractor(TABLE).extract(batch)
     score_TG = made.score(inputs)
     for group, needy_T in enumerate((ids % len(KINDS) == 1, ids == NEEDY_ID)):
         others_T = ~needy_T & (score_TG[:, 1 - group] < score_TG[:, 1 - group].quantile(0.8))
