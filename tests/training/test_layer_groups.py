@@ -16,8 +16,9 @@ from tests.training.router_sets import FACTS, KINDS, NEEDY_ID, TABLE, window_row
 from tokenrouter.features import sequence_batch
 from tokenrouter.routers import LinearRouter, MLPRouter
 from tokenrouter.routers.artifact import Kind, read_artifact, write_artifact
+from tokenrouter.routers.layer_groups import per_layer
 from tokenrouter.training.export import make_artifact
-from tokenrouter.training.losses import LOSSES, LossName, mean_gain, per_layer
+from tokenrouter.training.losses import LOSSES, LossName, mean_gain
 from tokenrouter.training.router_data import RouterData
 from tokenrouter.training.storage import LabelStore
 from tokenrouter.training.train import TrainOptions, _module, train
@@ -83,7 +84,9 @@ def test_each_group_learns_its_own_need(
     data = grouped(data_path)
     options = TrainOptions(kind=kind, max_epochs=15, learning_rate=0.05, id_shrinkage=1.0)
     trained = train(data, options, folder=tmp_path)
-    flat = (per_layer(x, data.width_G) for x in (trained.score_valid_NG, data.valid.label_NG))
+    flat = (
+        per_layer(x, data.width_G).flatten() for x in (trained.score_valid_NG, data.valid.label_NG)
+    )
     assert mean_gain(*flat) > 0.7
     artifact = make_artifact(data, trained, layers=None, about={})
     assert artifact.trained_for.layer_groups == GROUPS

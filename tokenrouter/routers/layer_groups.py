@@ -2,11 +2,13 @@
 
 A group is a range of layers, ``(start, stop)`` half-open; all groups together are the layers that a decision is about.
 
-Shape letters: G groups.
+Shape letters: T tokens, G groups, L layers that a decision is about.
 """
 
 from collections.abc import Sequence
 from itertools import groupby, pairwise
+
+from torch import Tensor
 
 from tokenrouter.types import LayerSpan, Route, RouteTable
 
@@ -43,6 +45,18 @@ def check_groups(groups: Sequence[Sequence[int]], *, first: int, stop: int) -> G
 def widths(groups: Groups | None) -> tuple[int, ...]:
     """How much each group of a decision weighs, its number of layers; ``(1,)`` where it is about all layers at once."""
     return (1,) if groups is None else tuple(stop - start for start, stop in groups)
+
+
+def per_layer(value_TG: Tensor, width_G: Tensor) -> Tensor:
+    """Values of tokens' groups of layers, each as often as the group has layers, ``[T, L]``.
+
+    So a share of what this gives is a share of the work.
+
+    Args:
+        value_TG: scores, or labels that are means over a group's layers.
+        width_G: int64, layers of each group.
+    """
+    return value_TG.repeat_interleave(width_G, 1)
 
 
 def group_routes(groups: Groups, num_layers: int) -> RouteTable:

@@ -17,7 +17,7 @@ from tokenrouter.files import replace_file
 from tokenrouter.routers.artifact import TRAIN, Artifact, Kind, read_artifact, shipped
 from tokenrouter.routers.base import Router
 from tokenrouter.routers.budget import Budget, Thresholds
-from tokenrouter.routers.layer_groups import group_routes, widths
+from tokenrouter.routers.layer_groups import group_routes, per_layer, widths
 from tokenrouter.types import Phase, RouteInput, RouteTable, RoutingDecision
 
 SHIPPED, CALIBRATED = "shipped", "calibrated"
@@ -147,7 +147,7 @@ class LearnedRouter(Router):
 
     def layer_scores(self, inputs: RouteInput) -> Tensor:
         """What is compared with thresholds, per layer that is decided, float32 ``[T, L]``; without groups L is 1."""
-        return self._ranked(inputs).repeat_interleave(self._width_G, 1)
+        return per_layer(self._ranked(inputs), self._width_G)
 
     def _first_path(self) -> Path | str:
         """The file to begin with: the given one, or the first shipped one until the low path is known."""

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tokenrouter.routers import Thresholds
 from tokenrouter.routers.artifact import Artifact, TrainedFor
-from tokenrouter.training.losses import SHARES, per_layer, rank_quality
+from tokenrouter.routers.layer_groups import per_layer
+from tokenrouter.training.losses import SHARES, rank_quality
 from tokenrouter.training.router_data import RouterData
 from tokenrouter.training.train import Trained
 from tokenrouter.types import Phase
@@ -57,7 +58,7 @@ def make_artifact(
 def stored_thresholds(data: RouterData, trained: Trained) -> dict[str, dict[str, float]]:
     """Per share of high work and phase, the threshold on all tokens of the data set."""
     score_NG = torch.cat([trained.score_train_NG, trained.score_valid_NG])
-    score_NL = score_NG.repeat_interleave(data.width_G, 1)
+    score_NL = per_layer(score_NG, data.width_G)
     phase_N = torch.cat([data.train.phase_N, data.valid.phase_N])
     found = {}
     for share in SHARES:
@@ -79,7 +80,9 @@ def validation(data: RouterData, trained: Trained) -> dict[str, dict[str, dict[s
     label_NG, score_NG = data.valid.label_NG, trained.score_valid_NG
     found = {}
     for name, in_part_N in parts.items():
-        score_N, label_N = (per_layer(x[in_part_N], data.width_G) for x in (score_NG, label_NG))
+        score_N, label_N = (
+            per_layer(x[in_part_N], data.width_G).flatten() for x in (score_NG, label_NG)
+        )
         if int(in_part_N.sum()) > 1 and float(label_N.min()) < float(label_N.max()):
             found[name] = {
                 f"{share:g}": rank_quality(score_N, label_N, share)._asdict() for share in SHARES

@@ -113,18 +113,6 @@ def mean_gain(score_N: Tensor, label_N: Tensor, shares: Sequence[float] = SHARES
     return sum(rank_quality(score_N, label_N, share).gain_frac for share in shares) / len(shares)
 
 
-def per_layer(value_NG: Tensor, width_G: Tensor) -> Tensor:
-    """Values of tokens' groups of layers, each as often as the group has layers: flat, in the tokens' order.
-
-    So a share of what this gives is a share of the work.
-
-    Args:
-        value_NG: scores, or labels that are means over a group's layers.
-        width_G: int64, layers of each group.
-    """
-    return value_NG.repeat_interleave(width_G, 1).flatten()
-
-
 def _auroc(score_N: Tensor, is_top_N: Tensor) -> float:
     """By the mean rank of the top ones; equal scores share their mean rank."""
     _, inverse_N, counts = score_N.unique(return_inverse=True, return_counts=True)

@@ -22,10 +22,10 @@ from torch.utils.data import (
 
 from tokenrouter.features import FEATURES, where_they_exist
 from tokenrouter.routers.id_numbers import PREVIOUS
-from tokenrouter.routers.layer_groups import Groups, check_groups, widths
+from tokenrouter.routers.layer_groups import Groups, check_groups, per_layer, widths
 from tokenrouter.routers.lookup import Bins, RowFinder
 from tokenrouter.training.id_inputs import IdInputs
-from tokenrouter.training.losses import SHARES, per_layer
+from tokenrouter.training.losses import SHARES
 from tokenrouter.training.storage import LabelStore
 
 MAX_CLASSES = 64
@@ -122,7 +122,7 @@ class RouterData(lightning.LightningDataModule):
             tuple(_edges(name, self.train.values_NF[:, i]) for i, name in enumerate(self.features)),
             _frequent_ids(self.train.ids_N, min_id_count),
         )
-        label_N = per_layer(self.train.label_NG, self.width_G)
+        label_N = per_layer(self.train.label_NG, self.width_G).flatten()
         self.mean_label = float(label_N.double().mean())
         cuts = torch.tensor([1 - share for share in SHARES])
         self.cut_S = _quantile(label_N, cuts) / self.mean_label

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokenrouter.routers.layer_groups import per_layer
 from tokenrouter.routers.lookup import NUM_PHASES
-from tokenrouter.training.losses import LOSSES, SHARES, LossName, per_layer, rank_quality
+from tokenrouter.training.losses import LOSSES, SHARES, LossName, rank_quality
 
 MONITORED = "valid/gain_frac"
 EMBEDDING_RATE, ENTROPY_RATE = 0.1, 0.3
@@ -147,7 +148,7 @@ class RouterModule(lightning.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Quality over all validation tokens and their layers, per share and on average."""
-        score_N, label_N = (torch.cat(part) for part in zip(*self._scored, strict=True))
+        score_N, label_N = (torch.cat(part).flatten() for part in zip(*self._scored, strict=True))
         self._scored.clear()
         gains = []
         for share in SHARES:
