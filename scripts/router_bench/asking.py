@@ -50,7 +50,7 @@ def shown(
 def logit_signals(bench: Bench, ids: Sequence[int]) -> TextSignals:
     """What the logits before each token of a window say, of the high path."""
     decoder = bench.decoders[bench.executor]
-    return TextSignals(bench.types, previous_logits(decoder, torch.tensor(ids)))
+    return TextSignals(bench.types, previous_logits(decoder, decoder.trace(torch.tensor(ids))))
 
 
 def is_high(router: Router, ids: Sequence[int], types: TokenTypeTable) -> Tensor:

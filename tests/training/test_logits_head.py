@@ -134,7 +134,7 @@ def test_from_text_to_an_engine_that_routes_by_it(
     router.score = lambda inputs: seen.append(inputs) or score(inputs)  # type: ignore[func-returns-value,method-assign]
     with pytest.warns(UserWarning, match="its tokens run on 'high'"):
         LLM(model, router=router).score([texts[0]], sink=lambda *_: None, prefill_len=40)
-    expected = previous_logits(decoder, torch.tensor(texts[0]))
+    expected = previous_logits(decoder, decoder.trace(torch.tensor(texts[0])))
     for name, expected_N in expected.items():
         shown_N = torch.cat([inputs.feature(name) for inputs in seen])
         assert shown_N[:40].isnan().all()
