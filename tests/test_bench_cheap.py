@@ -154,6 +154,8 @@ def test_every_way_has_its_own_router() -> None:
     [
         (["--windows", "1"], "--windows must be at least 2"),
         (["--turns", "0"], "--turns must be at least 1"),
+        (["--texts", "python_docs", "python_docs"], "--texts names a text twice"),
+        (["--routers", "no/such"], "--routers no/such: there is no such folder"),
         (["--only", "speed"], "invalid choice: 'speed'"),
         (["--json", "no/such/out.json"], "there is no folder no/such"),
     ],

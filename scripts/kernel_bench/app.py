@@ -1,12 +1,12 @@
 """Arguments, the table and its JSON object."""
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from tokenrouter.evaluation.bench import check_least, parser_for, put_out
 from tokenrouter.kernels import KernelSet, NativeKernels, ReferenceKernels, select
 from tokenrouter.telemetry import Provenance, collect_provenance
 
@@ -41,9 +41,7 @@ def parse_arguments(description: str, arguments: Sequence[str] | None) -> argpar
     Raises:
         SystemExit: an option that does not exist or is out of its range, which stderr then names.
     """
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=description, formatter_class=raw)
-    parser.add_argument("--quick", action="store_true", help="little work: to see that it runs")
+    parser = parser_for(description)
     parser.add_argument("--repeats", type=int, default=7, help="turns that count")
     parser.add_argument("--threads", type=int, help="of torch; all cores by default")
     parser.add_argument("--cached", action="store_true", help="the same weights and KV each call")
@@ -63,9 +61,7 @@ def parse_arguments(description: str, arguments: Sequence[str] | None) -> argpar
         found.shapes = parse_shapes(found.model_shapes, vocab=found.vocab, layers=found.layers)
     except ValueError as error:
         parser.error(str(error))
-    for name in ("repeats", "threads"):
-        if getattr(found, name) is not None and getattr(found, name) < 1:
-            parser.error(f"--{name} must be at least 1, got {getattr(found, name)}")
+    check_least(parser, found, 1, "repeats", "threads")
     return found
 
 
@@ -147,4 +143,4 @@ def main(description: str, arguments: Sequence[str] | None = None) -> None:
     provenance = collect_provenance(seed=0, model="random weights", model_hash="none")
     with torch.inference_mode():
         found_all = run(native, found, provenance)
-    print(json.dumps(found_all, default=str))
+    put_out(found_all)

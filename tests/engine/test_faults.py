@@ -1,51 +1,16 @@
 """Guards against exceptions in a step: they reach the caller, and the step can be tried again."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.engine.faults import failing, step_to_the_end
 from tests.engine.tools import alone, greedy, plain_llm, prompts, run_all, tiny, tokens, twin
 from tokenrouter import LLM, EngineOptions, SamplingParams
 from tokenrouter.executors import build_pool
-from tokenrouter.outputs import RequestOutput
 from tokenrouter.routers import RandomRouter
-
-
-def failing(call: Callable[..., Any], *, at: set[int]) -> Callable[..., Any]:
-    """``call``, but its calls number ``at`` (from 1) raise."""
-    count = 0
-
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count in at:
-            raise RuntimeError("injected")
-        return call(*args, **kwargs)
-
-    return wrapper
-
-
-def step_to_the_end(llm: LLM) -> tuple[dict[str, RequestOutput], int]:
-    """As ``run_all``, but tries a failed step again; last outputs and the number of failures."""
-    last: dict[str, RequestOutput] = {}
-    failures = 0
-    while llm.engine.has_unfinished():
-        try:
-            outputs = llm.engine.step()
-        except RuntimeError as error:
-            assert "injected" in str(error)
-            failures += 1
-            assert failures < 50, "the engine does not recover"
-            continue
-        finally:
-            llm.engine.pool.check_integrity()
-        for output in outputs:
-            last[output.request_id] = output
-    assert llm.engine.pool.free == llm.engine.pool.num_slots
-    return last, failures
 
 
 @pytest.mark.parametrize("method", ["qkv", "finish_layer", "logits"])

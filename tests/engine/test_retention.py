@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from tests.engine.faults import step_to_the_end
 from tests.engine.retention_cases import (
     CONFIGS,
     INTERVAL,
@@ -24,7 +25,7 @@ from tests.engine.retention_cases import (
     short,
     with_options,
 )
-from tests.engine.tools import greedy, prompts, routed_logits, tiny
+from tests.engine.tools import greedy, prompts, routed_logits, tiny, tokens
 from tests.engine.watched import Watched, dense_logits
 from tokenrouter import LLM, EngineOptions
 from tokenrouter.executors import build_pool
@@ -174,19 +175,9 @@ def test_a_policy_that_raises_stops_no_request() -> None:
     llm = LLM(tiny(), options=options(Broken()))
     for index in range(3):
         llm.engine.add_request(str(index), prompts()[index], greedy(20))
-    num_failures, num_tokens = 0, {}
-    for _ in range(200):
-        try:
-            outputs = llm.engine.step()
-        except RuntimeError:
-            num_failures += 1
-            continue
-        num_tokens |= {o.request_id: len(o.outputs[0].token_ids) for o in outputs}
-        if not llm.engine.has_unfinished():
-            break
-    assert num_failures == 2 and num_tokens == dict.fromkeys("012", 20)
-    llm.engine.pool.check_integrity()
-    assert llm.engine.pool.free == llm.engine.pool.num_slots
+    last, failures = step_to_the_end(llm)
+    num_tokens = {request_id: len(tokens(output)) for request_id, output in last.items()}
+    assert failures == 2 and num_tokens == dict.fromkeys("012", 20)
 
 
 def test_refusals() -> None:

@@ -3,7 +3,7 @@
 N tokens of a request, V vocabulary, S signals.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from tests.engine.faults import failing, step_to_the_end
 from tests.engine.recorder import Recorder, recording
 from tests.engine.tools import greedy, prompts, run_all, tiny, tiny_pair, twin
 from tokenrouter import LLM, EngineOptions, RequestOutput, SamplingParams
@@ -122,22 +123,9 @@ def test_a_step_that_is_tried_again(part: str, monkeypatch: pytest.MonkeyPatch) 
     for index, prompt in enumerate(ASKED):
         llm.engine.add_request(str(index), prompt, greedy(9))
     owner, name = part.split(".")
-    target, calls = getattr(llm.engine._parts, owner), iter(range(1000))
-    works: Callable[..., Any] = getattr(target, name)
-
-    def fails_at_times(*args: Any) -> Any:
-        if next(calls) % 3 == 2:
-            raise RuntimeError("this time not")
-        return works(*args)
-
-    monkeypatch.setattr(target, name, fails_at_times)
-    last: dict[str, RequestOutput] = {}
-    num_failed = 0
-    while llm.engine.has_unfinished():
-        try:
-            last |= {output.request_id: output for output in llm.engine.step()}
-        except RuntimeError:
-            num_failed += 1
+    target = getattr(llm.engine._parts, owner)
+    monkeypatch.setattr(target, name, failing(getattr(target, name), at=range(3, 1000, 3)))
+    last, num_failed = step_to_the_end(llm)
     assert num_failed > 2
     assert check(router, list(last.values())) == 8 * len(ASKED)
 

@@ -17,7 +17,8 @@ from tokenrouter.evaluation.explain import (
     visible,
     watched,
 )
-from tokenrouter.evaluation.explain.picture import COLUMNS, lay_out
+from tokenrouter.evaluation.explain.page import REPEATS
+from tokenrouter.evaluation.explain.picture import COLUMNS, _rgb, lay_out, lay_out_keys
 from tokenrouter.evaluation.explain.tokens import _features
 from tokenrouter.features import FeatureExtractor, TextSignals, TokenTypeTable, sequence_batch
 from tokenrouter.routers import make_router
@@ -69,6 +70,38 @@ def test_the_shade_follows_the_rank() -> None:
     tokens = [_token(score=10.0**n, rank_frac=n / 4) for n in range(4)]
     shades = re.findall(r"--a:(0\.\d+)\"", html_page(_explanation(*tokens, _token())))
     assert shades == ["0.18", "0.31", "0.44", "0.57", "0.45"]
+
+
+def _of_routes(count: int) -> Explanation:
+    names = [f"high_0_{number}+28_30" for number in range(count)]
+    return Explanation(
+        tokens=[_token(requested=name, executed=name) for name in names],
+        routes=dict.fromkeys(names, "layers 0 to 29: high (full)"),
+        facts={},
+    )
+
+
+def test_no_two_routes_share_a_colour() -> None:
+    """Eight routes that look like six, by day or by night, in the text or beside it."""
+    source = html_page(_of_routes(16))
+    assert REPEATS not in source and REPEATS in html_page(_of_routes(17))
+    for part in re.split(r"@media\(prefers-color-scheme:dark\)\{\.r0", source)[:2]:
+        colours = re.findall(r"\{--c:(\d+ \d+ \d+)\}", part)
+        assert len(colours) == len(set(colours)) == 16
+    for kind in ("token", "swatch"):
+        shown = re.findall(rf'class="{kind} (r\d+)"', source)
+        assert len(shown) == len(set(shown)) == 16
+
+
+def test_the_picture_names_every_route(tmp_path: Path) -> None:
+    """Routes that fall off the end of the one line of keys."""
+    explained = _of_routes(17)
+    keys = lay_out_keys(explained)
+    assert [key.text.split()[0] for key in keys] == list(explained.routes)
+    assert all(key.column + 3 + len(key.text) <= COLUMNS for key in keys)
+    assert len({(key.line, key.column) for key in keys}) == 17 and keys[-1].line > 1
+    assert draw(explained, tmp_path / "explain.png").exists()
+    assert len({_rgb(index) for index in range(16)}) == 16
 
 
 def test_facts_and_features_are_escaped() -> None:

@@ -105,6 +105,27 @@ def test_routes_plot_is_drawn_for_any_route_names(tmp_path: Path) -> None:
     assert _png_size(plot_routes(shares, ("a", "b"), tmp_path / "routes.png"))[0] > 800
 
 
+def test_no_two_routes_look_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight routes in six colours; a legend that runs out of the picture."""
+    names = [f"high_0_{number}+28_30" for number in range(20)]
+    looks: dict[str, tuple[Any, str]] = {}
+    save = Figure.savefig
+
+    def look(figure: Figure, *arguments: Any, **options: Any) -> None:
+        for bars in figure.axes[0].containers:
+            looks[bars.get_label()] = (bars[0].get_facecolor(), bars[0].get_hatch() or "")
+        save(figure, *arguments, **options)
+        box = figure.legends[0].get_window_extent()
+        assert box.x0 >= 0 and figure.axes[0].bbox.height > box.height
+
+    monkeypatch.setattr(Figure, "savefig", look)
+    shares = {"by position": {"0": dict.fromkeys(names, 1)}}
+    plot_routes(shares, names, tmp_path / "routes.png")
+    assert list(looks) == names
+    assert len({colour for colour, _ in list(looks.values())[:16]}) == 16
+    assert len(set(looks.values())) == 20 and [looks[name][1] for name in names[:16]] == [""] * 16
+
+
 def test_curves_lie_where_their_points_are_and_look_alike_in_every_panel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

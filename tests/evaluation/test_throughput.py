@@ -1,6 +1,7 @@
 """Guards against uncounted tokens, blocks instead of interleaving, and wrong latency formulas."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -133,6 +134,26 @@ def test_systems_take_turns(model: LoadedModel, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(throughput, "run_requests", record)
     measure_throughput(llms, _requests((4, 2)), num_repeats=2)
     assert order == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_requests_are_added_in_the_order_of_arrival_then_of_the_list(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that arrive at once the last was served first, behind a full queue too."""
+    llm = LLM(model, options=EngineOptions(max_num_seqs=1, max_num_waiting=2))
+    added: list[str] = []
+    add = llm.engine.add_request
+
+    def watched(request_id: str, *args: Any, **options: Any) -> None:
+        added.append(request_id)
+        add(request_id, *args, **options)
+
+    monkeypatch.setattr(llm.engine, "add_request", watched)
+    late, *at_once = _requests(*[(4, 2)] * 6)
+    result = run_requests(llm, [replace(late, arrival_s=0.001), *at_once])
+    assert added == ["1", "2", "3", "4", "5", "0"]
+    first_s = [output.outputs[0].metrics.first_token_s for output in result.outputs]  # type: ignore[union-attr]
+    assert sorted(range(6), key=first_s.__getitem__) == [1, 2, 3, 4, 5, 0]
 
 
 def test_a_refused_request_ends_the_measurement(model: LoadedModel) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
+from tokenrouter.features import TokenTypeTable, sequence_batch
 from tokenrouter.routers import HIGH, Budget, RuleRouter, Thresholds
 from tokenrouter.types import Phase, RouteInput
 
@@ -17,7 +17,7 @@ LENGTHS = (30, 80, 200, 500, 1000)
 def halves(smollm2_tokenizer: Any) -> list[list[RouteInput]]:
     """Two sets of passages of the language reference, half of each passage as decode."""
     table = TokenTypeTable.from_tokenizer(smollm2_tokenizer, len(smollm2_tokenizer))
-    extractor = FeatureExtractor(RuleRouter().features, table)
+    extractor = RuleRouter().extractor(table)
     ids = smollm2_tokenizer("\n".join(topics.values()))["input_ids"]
     parts: list[list[RouteInput]] = [[], []]
     start, number = 0, 0

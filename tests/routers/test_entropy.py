@@ -7,7 +7,7 @@ import torch
 
 from tests.engine.tools import greedy, prompts, routes, tiny, twin
 from tokenrouter import LLM
-from tokenrouter.features import FeatureExtractor, Signals, TokenTypeTable, sequence_batch
+from tokenrouter.features import Signals, TokenTypeTable, sequence_batch
 from tokenrouter.routers import HIGH, Budget, EntropyRouter
 from tokenrouter.types import Phase, RouteInput
 
@@ -26,7 +26,7 @@ def see(router: EntropyRouter) -> RouteInput:
     signals.write(one, one + 1, {k: torch.tensor(v) for k, v in VALUES.items()})
     batch = sequence_batch([1, 1, 1, 1], prompt_len=1).select(one + 1)
     batch.row_T[:] = one
-    return FeatureExtractor(router.features, TABLE, signals).extract(batch)
+    return router.extractor(TABLE, signals).extract(batch)
 
 
 @pytest.mark.parametrize(

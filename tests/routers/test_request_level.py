@@ -161,7 +161,7 @@ def test_calibration_leaves_a_budgeted_router_to_its_own_use() -> None:
     """It got a threshold for prompts alone, counted as ready and raised at its first generated token."""
     inner = RuleRouter(budget=Budget(high_frac=0.5))
     level = RequestLevelRouter(inner=inner, high_frac=0.5)
-    extractor = FeatureExtractor(level.features, TABLE)
+    extractor = level.extractor(TABLE)
     ids = [[row % 2, 1, 0, 1, 1, 0] for row in range(4)]
     prompts = [sequence_batch(one, row=row) for row, one in enumerate(ids)]
     level.calibrate([extractor.extract(prompt) for prompt in prompts])
@@ -177,7 +177,7 @@ def test_the_inner_router_is_asked_about_prompt_tokens_alone() -> None:
     """Guards an inner budget that was calibrated on prompts: it has no threshold for what follows."""
     inner = RuleRouter(budget=Budget(high_frac=0.5))
     level = RequestLevelRouter(inner=inner, high_frac=0.5)
-    extractor = FeatureExtractor(level.features, TABLE)
+    extractor = level.extractor(TABLE)
     prompts = [
         extractor.extract(sequence_batch([row % 2, 1, 0, 1, 1, 0], row=row)) for row in range(4)
     ]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
+from tokenrouter.features import TokenTypeTable, sequence_batch
 from tokenrouter.routers import HIGH, Budget, RuleRouter, RuleWeights
 from tokenrouter.types import Phase, RouteInput
 
@@ -16,7 +16,7 @@ OFF: dict[str, Any] = {"first_positions": 0, "prompt_end": 0, "high_types": ()}
 
 def see(router: RuleRouter, ids: list[int], prompt_len: int | None = None) -> RouteInput:
     batch = sequence_batch(ids, prompt_len=prompt_len)
-    return FeatureExtractor(router.features, TABLE).extract(batch)
+    return router.extractor(TABLE).extract(batch)
 
 
 def high(router: RuleRouter, ids: list[int], prompt_len: int | None = None) -> list[int]:

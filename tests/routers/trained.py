@@ -6,7 +6,7 @@ import lightgbm
 import numpy as np
 import torch
 
-from tokenrouter.features import FeatureExtractor, Signals, TokenTypeTable, sequence_batch
+from tokenrouter.features import Signals, TokenTypeTable, sequence_batch
 from tokenrouter.routers import Router
 from tokenrouter.routers.artifact import Artifact, Kind, TrainedFor
 from tokenrouter.routers.layer_groups import LayerGroups
@@ -107,7 +107,7 @@ def see(
 ) -> RouteInput:
     """What ``router`` sees of a sequence."""
     batch = sequence_batch(ids, prompt_len=prompt_len, token_types=TABLE)
-    return FeatureExtractor(router.features, TABLE, signals, router.optional).extract(batch)
+    return router.extractor(TABLE, signals).extract(batch)
 
 
 def _drawn_trees(seed: int) -> str:

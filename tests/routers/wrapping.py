@@ -2,7 +2,7 @@
 
 import torch
 
-from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
+from tokenrouter.features import TokenTypeTable, sequence_batch
 from tokenrouter.routers import Router, RuleRouter
 from tokenrouter.types import RouteInput, RoutingDecision
 
@@ -32,7 +32,7 @@ def ids(length: int, seed: int = 0) -> list[int]:
 
 def see(router: Router, token_ids: list[int], prompt_len: int | None = None) -> RouteInput:
     batch = sequence_batch(token_ids, prompt_len=prompt_len)
-    return FeatureExtractor(router.features, TABLE).extract(batch)
+    return router.extractor(TABLE).extract(batch)
 
 
 def same(a: RoutingDecision, b: RoutingDecision) -> bool:

@@ -13,7 +13,7 @@ from hydra.errors import InstantiationException
 from tests.tasks.browser import Page, browser_page, chromium
 from tests.tasks.jobs import ROOT, run_in
 from tokenrouter.evaluation.explain import ExplainedToken, Explanation, html_page
-from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
+from tokenrouter.features import TokenTypeTable, sequence_batch
 from tokenrouter.models import tiny_random
 from tokenrouter.routers import RuleRouter
 from tokenrouter.tasks.common import root_cause
@@ -131,7 +131,7 @@ def test_features_are_those_of_their_token(hostile_run: Path) -> None:
     tips, model = _read(hostile_run).tips, tiny_random()
     table = TokenTypeTable.from_tokenizer(model.tokenizer, model.config.vocab_size)
     batch = sequence_batch(model.tokenizer.encode(HOSTILE), token_types=table)
-    inputs = FeatureExtractor(RuleRouter().features, table).extract(batch)
+    inputs = RuleRouter().extractor(table).extract(batch)
     assert len(inputs.names) >= 2
     for tip, values in zip(tips, inputs.values_TF.tolist(), strict=True):
         assert all(f"{n} {v:.4g} " in tip for n, v in zip(inputs.names, values, strict=True)), tip

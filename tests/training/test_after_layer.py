@@ -17,10 +17,11 @@ from tokenrouter.features.hidden import hidden_crest
 from tokenrouter.models import LoadedModel
 from tokenrouter.routers import Budget, MLPRouter
 from tokenrouter.routers.artifact import read_artifact
-from tokenrouter.training.collect import CollectOptions, stored_features
-from tokenrouter.training.gradients import DifferentiableDecoder
+from tokenrouter.training.collect import CollectOptions, make_rows, stored_features
+from tokenrouter.training.gradients import DifferentiableDecoder, Trace
 from tokenrouter.training.router_data import RouterData
 from tokenrouter.training.storage import LabelStore
+from tokenrouter.training.windows import Window
 from tokenrouter.types import Phase, RouteInput
 
 
@@ -60,6 +61,43 @@ def test_from_text_to_an_engine_that_is_asked_after_a_layer(
     types = TokenTypeTable.from_tokenizer(model.tokenizer, model.config.vocab_size)
     expected_N = hidden_crest(batch, FeatureContext(types=types))
     torch.testing.assert_close(shown_N, expected_N, atol=1e-3, rtol=1e-3)
+
+
+def test_a_window_runs_once_for_all_of_its_features(
+    decoder: DifferentiableDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a forward for the logits and another for the hidden states."""
+    trace, num_traces = DifferentiableDecoder.trace, 0
+
+    def counting(self: DifferentiableDecoder, ids_N: torch.Tensor) -> Trace:
+        nonlocal num_traces
+        num_traces += 1
+        return trace(self, ids_N)
+
+    def no_labels(decoder: DifferentiableDecoder, ids_N: torch.Tensor, seed: int) -> torch.Tensor:
+        return torch.zeros(len(ids_N), 1)
+
+    monkeypatch.setattr(DifferentiableDecoder, "trace", counting)
+    types = TokenTypeTable.from_tokenizer(decoder.model.tokenizer, decoder.config.vocab_size)
+    window = Window(
+        text="drawn",
+        split="train",
+        number=0,
+        ids_N=random_ids(40),
+        document_N=torch.zeros(40, dtype=torch.int64),
+        prompt_len=20,
+        seed=0,
+    )
+    names = ("position", "hidden_rms", "surprise")
+    for given, expected in ((names, 1), (names[:1], 0)):
+        num_traces = 0
+        after_layer = int("hidden_rms" in given)
+        rows = make_rows(window, no_labels, decoder, given, types, after_layer)  # type: ignore[arg-type]
+        assert num_traces == expected and rows.features_NF.shape == (40, len(given))
+    square_N = trace(decoder, window.ids_N).inputs[1].square().mean(1)
+    rows = make_rows(window, no_labels, decoder, names, types, 1)  # type: ignore[arg-type]
+    torch.testing.assert_close(rows.features_NF[:, 1], square_N.sqrt())
+    assert rows.features_NF[20:].isfinite().all() and rows.features_NF[:20, 2].isnan().all()
 
 
 def test_only_layers_after_the_decision_count(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tests.tasks.jobs import run_in
 from tests.training.router_sets import FACTS, TABLE, window_rows
-from tokenrouter.features import FeatureExtractor, sequence_batch
+from tokenrouter.features import sequence_batch
 from tokenrouter.routers import LinearRouter, MLPRouter, TreesRouter
 from tokenrouter.routers.artifact import Kind, read_artifact, write_artifact
 from tokenrouter.routers.learned import LearnedRouter
@@ -117,7 +117,7 @@ def test_the_labels_groups_are_found_and_stored(
     made = router(path=str(path), thresholds="shipped")
     ids = torch.cat([part.ids_N for part in (data.train, data.valid)]).tolist()
     batch = sequence_batch(ids[:128], prompt_len=64, token_types=TABLE)
-    inputs = FeatureExtractor(made.features, TABLE).extract(batch)
+    inputs = made.extractor(TABLE).extract(batch)
     assert len(made.routes(6).routes) == 5 and len(made.route(inputs).route_T.unique()) >= 3
     for phase in Phase:
         parts = (data.train, trained.score_train_N), (data.valid, trained.score_valid_N)

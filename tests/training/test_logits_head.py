@@ -10,7 +10,7 @@ from tests.tasks.jobs import run_in
 from tests.training.conftest import random_ids
 from tests.training.router_sets import FACTS, FEATURES, TABLE, window_rows
 from tokenrouter import LLM
-from tokenrouter.features import FeatureExtractor, TextSignals, sequence_batch
+from tokenrouter.features import TextSignals, sequence_batch
 from tokenrouter.models import LoadedModel
 from tokenrouter.routers import Budget, LinearRouter, MLPRouter, TreesRouter
 from tokenrouter.routers.artifact import Kind, write_artifact
@@ -75,7 +75,7 @@ def test_the_decode_head_follows_the_entropy_and_the_prefill_head_does_not(
     def scores(prompt_len: int, shift: float) -> torch.Tensor:
         batch = sequence_batch(ids, prompt_len=prompt_len, token_types=TABLE)
         signals = TextSignals(TABLE, {"entropy": (entropy_N + shift) % 6})
-        extractor = FeatureExtractor(router.features, TABLE, signals, router.optional)
+        extractor = router.extractor(TABLE, signals)
         return router.score(extractor.extract(batch))
 
     score_N = scores(1, 0)
@@ -95,6 +95,19 @@ def test_without_decode_tokens_the_feature_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="feature entropy exists for none of the 128 train tokens"):
         RouterData(str(tmp_path))
     assert len(RouterData(str(tmp_path), features=FEATURES).train) == 128
+
+
+def test_thresholds_that_only_an_engine_can_set_are_refused(
+    data_path: Path, tmp_path: Path
+) -> None:
+    """Guards against a task that loads a model first, and then says that prompt tokens have no entropy."""
+    data = RouterData(str(data_path), batch_size=256)
+    trained = train(data, TrainOptions(kind="linear", max_epochs=1), folder=tmp_path)
+    artifact = make_artifact(data, trained, layers=None, about={})
+    path = write_artifact(artifact, tmp_path / "router")
+    tiny = ("debug=tiny", "logger=none")
+    with pytest.raises(ValueError, match="router linear looks at entropy, which"):
+        run_in(tmp_path / "run", "task=calibrate", "router=linear", f"router.path={path}", *tiny)
 
 
 def test_from_text_to_an_engine_that_routes_by_it(
@@ -121,7 +134,7 @@ def test_from_text_to_an_engine_that_routes_by_it(
     router.score = lambda inputs: seen.append(inputs) or score(inputs)  # type: ignore[func-returns-value,method-assign]
     with pytest.warns(UserWarning, match="its tokens run on 'high'"):
         LLM(model, router=router).score([texts[0]], sink=lambda *_: None, prefill_len=40)
-    expected = previous_logits(decoder, torch.tensor(texts[0]))
+    expected = previous_logits(decoder, decoder.trace(torch.tensor(texts[0])))
     for name, expected_N in expected.items():
         shown_N = torch.cat([inputs.feature(name) for inputs in seen])
         assert shown_N[:40].isnan().all()

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from tests.training.router_sets import NEEDY_ID, TABLE, need, write_set
-from tokenrouter.features import FeatureExtractor, sequence_batch
+from tokenrouter.features import sequence_batch
 from tokenrouter.routers import Budget, LinearRouter, MLPRouter, TreesRouter
 from tokenrouter.routers.artifact import Kind, read_artifact, write_artifact
 from tokenrouter.routers.learned import LearnedRouter
@@ -55,7 +55,7 @@ def test_every_kind_learns_and_routes_as_it_was_trained(
     assert artifact.about["valid"]["all"]["0.1"]["gain_frac"] > MINIMUM
     path = write_artifact(artifact, tmp_path / "router.json")
     router = ROUTERS[kind](path=str(path), budget=Budget(high_frac=0.1), thresholds="shipped")
-    extractor = FeatureExtractor(router.features, TABLE)
+    extractor = router.extractor(TABLE)
     parts, known = [], []
     for seed in range(5):
         ids = torch.randint(0, 60, (128,), generator=torch.Generator().manual_seed(seed))

@@ -10,6 +10,7 @@ import numpy as np
 from tokenrouter.kvcache import KVPool
 from tokenrouter.sampling_params import SamplingParams
 from tokenrouter.scheduler.request import LogitsSink
+from tokenrouter.wording import plural
 
 Prompt = str | Sequence[int]
 MORE_SLOTS = "kvcache.num_slots (in Python: EngineOptions.num_kv_slots)"
@@ -112,7 +113,7 @@ def longest_total(
         total = min(prompt_len + params.max_tokens, max_model_len)
     if (needed := pool.slots_for(total - 1)) > pool.num_slots:
         raise ValueError(
-            f"the request needs up to {needed} KV slots ({prompt_len} prompt token{'s' if prompt_len > 1 else ''} and "
+            f"the request needs up to {needed} KV slots ({prompt_len} prompt {plural(prompt_len, 'token')} and "
             f"{total - 1 - prompt_len} more); the pool has {pool.num_slots}: lower max_tokens or raise {MORE_SLOTS}"
         )
     return total

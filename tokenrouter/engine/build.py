@@ -19,7 +19,7 @@ from tokenrouter.engine.signals import SignalFeed, check_observed
 from tokenrouter.engine.stats import EngineStats
 from tokenrouter.engine.step import ForwardBuilder
 from tokenrouter.executors import ExecutorPool
-from tokenrouter.features import FeatureExtractor, Signals, TokenTypeTable, needs_signals
+from tokenrouter.features import Signals, TokenTypeTable, needs_signals
 from tokenrouter.kvcache import Compactor
 from tokenrouter.kvcache.host import SwapCounts
 from tokenrouter.models import Decoder, LoadedModel
@@ -60,7 +60,7 @@ def build_engine(
     memory = build_memory(model, router, pool, options, routes)
     scheduler = _scheduler(memory, options)
     signals = Signals(options.max_num_seqs, token_types)
-    extractor = FeatureExtractor(router.features, token_types, signals, router.optional)
+    extractor = router.extractor(token_types, signals)
     return LLMEngine(
         EngineParts(
             router=router,

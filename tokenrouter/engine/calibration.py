@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from tokenrouter.features import (
-    FeatureExtractor,
     TokenTypeTable,
     needs_signals,
     sequence_batch,
@@ -94,7 +93,7 @@ def _token_inputs(
     router: Router, token_types: TokenTypeTable, sequences: Sequence[Sequence[int]]
 ) -> list[RouteInput]:
     """Each sequence as a prompt and what follows it, in the phases that the router decides."""
-    extractor = FeatureExtractor(router.features, token_types, optional=router.optional)
+    extractor = router.extractor(token_types)
     phases = torch.tensor(sorted(router.phases))
     inputs = []
     for row, ids in enumerate(sequences):
@@ -111,7 +110,7 @@ def _prompt_inputs(
     router: Router, token_types: TokenTypeTable, sequences: Sequence[Sequence[int]]
 ) -> list[RouteInput]:
     """Each sequence as the whole prompt of a request."""
-    extractor = FeatureExtractor(router.features, token_types, optional=router.optional)
+    extractor = router.extractor(token_types)
     return [
         extractor.extract(sequence_batch(ids, row=row, token_types=token_types))
         for row, ids in enumerate(sequences)

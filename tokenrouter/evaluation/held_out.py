@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokenrouter.features import (
-    FeatureExtractor,
     TokenTypeTable,
     needs_signals,
     sequence_batch,
@@ -72,7 +71,7 @@ class HeldOutWindows:
             return router
         router = copy.deepcopy(router)
         target = _budgeted(router)
-        extractor = FeatureExtractor(target.features, token_types, optional=target.optional)
+        extractor = target.extractor(token_types)
         inputs: list[RouteInput] = []
         for row, ids in enumerate(self.passages()):
             if Phase.PREFILL in phases:

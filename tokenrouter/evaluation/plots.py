@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 from tokenrouter.evaluation.rows import SystemRow
 
 INK, MUTED, CHOSEN = "#222222", "#6b7280", "#c2410c"
-ROUTE_COLOURS = ("#1d4e89", "#f4a259", "#5b8e7d", "#8c4a6e", "#bc4b51", "#6c757d")
+ROUTE_COLOURS = (
+    *("#1d4e89", "#f4a259", "#5b8e7d", "#8c4a6e", "#bc4b51", "#6c757d", "#9ac93a", "#a77bd8"),
+    *("#1fc99a", "#e0489b", "#6b6a14", "#3fb4e0", "#cfae1f", "#cdb4ee", "#2f72e0", "#1f7a2e"),
+)
+"""As many as a router of four layer groups has routes; bars of further ones repeat them, hatched."""
+HATCHES = ("", "///", "xxx", "...")
+LEGEND_CHARACTERS = 120
+"""Of a line of the legend of routes."""
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.edgecolor": MUTED,
@@ -71,9 +78,17 @@ def plot_routes(
                     100.0 * counts.get(route, 0) / max(totals[label], 1)
                     for label, counts in bars.items()
                 ]
-                colour = ROUTE_COLOURS[index % len(ROUTE_COLOURS)]
+                repeat, colour = divmod(index, len(ROUTE_COLOURS))
                 axes.bar(
-                    range(len(bars)), heights, bottom=base, color=colour, width=0.72, label=route
+                    range(len(bars)),
+                    heights,
+                    bottom=base,
+                    color=ROUTE_COLOURS[colour],
+                    hatch=HATCHES[repeat % len(HATCHES)],
+                    edgecolor="white",
+                    linewidth=0,
+                    width=0.72,
+                    label=route,
                 )
                 base = [low + height for low, height in zip(base, heights, strict=True)]
             labels = [f"{label}\n{totals[label]:,}" for label in bars]
@@ -84,7 +99,9 @@ def plot_routes(
         note = "Requests of the last pass; number of tokens below each label."
         figure.supxlabel(note, fontsize=7.5, color=MUTED, x=0.01, ha="left")
         handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), frameon=False)
+        fitting = LEGEND_CHARACTERS // (max(map(len, labels), default=0) + 8)
+        columns = max(min(fitting, len(labels)), 1)
+        figure.legend(handles, labels, loc="outside upper right", ncols=columns, frameon=False)
         figure.savefig(path)
     return path
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tokenrouter.engine import calibration
-from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
+from tokenrouter.features import TokenTypeTable, sequence_batch
 from tokenrouter.routers import (
     HIGH,
     CompositeRouter,
@@ -71,5 +71,5 @@ def prompt_shares(
     router: RequestLevelRouter, types: TokenTypeTable, prompts: Sequence[Sequence[int]]
 ) -> list[float]:
     """Per prompt the share of its tokens that the router's inner token router would send high."""
-    see = FeatureExtractor(router.features, types, optional=router.optional).extract
+    see = router.extractor(types).extract
     return [router.prompt_shares(see(sequence_batch(i, token_types=types)))[0] for i in prompts]

@@ -1,6 +1,7 @@
 """Throughput and latency of systems on the same requests, interleaved: drift hits all equally."""
 
 import copy
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -155,7 +156,7 @@ def num_tokens(requests: Sequence[RequestSpec]) -> int:
 
 
 def run_requests(llm: LLM, requests: Sequence[RequestSpec], tick: Tick | None = None) -> Repeat:
-    """One pass: requests arrive at their times, the engine steps until all are done.
+    """One pass: requests arrive at their times, in their order where at once; the engine steps until all are done.
 
     Time is virtual: computing takes as long as it takes, but when the engine has nothing to do the
     clock jumps to the next arrival. A request that arrives during a step joins after it, or waits
@@ -176,16 +177,16 @@ def run_requests(llm: LLM, requests: Sequence[RequestSpec], tick: Tick | None = 
     heeds_priority = POLICIES[llm.options.scheduler].heeds_priority
     engine.stats.reset()
     engine.drop_prefixes()
-    waiting = sorted(enumerate(requests), key=lambda item: item[1].arrival_s, reverse=True)
+    waiting = deque(sorted(enumerate(requests), key=lambda item: item[1].arrival_s))
     finished: dict[str, RequestOutput] = {}
     steps: list[dict[str, Any]] = []
-    clock = VirtualClock(waiting[-1][1].arrival_s if waiting else 0.0)
+    clock = VirtualClock(waiting[0][1].arrival_s if waiting else 0.0)
     while waiting or engine.has_unfinished():
         if not engine.has_unfinished():
-            clock.skip_to(waiting[-1][1].arrival_s)
+            clock.skip_to(waiting[0][1].arrival_s)
         now_s = clock.now_s()
-        while waiting and waiting[-1][1].arrival_s <= now_s and not engine.scheduler.is_full:
-            index, request = waiting.pop()
+        while waiting and waiting[0][1].arrival_s <= now_s and not engine.scheduler.is_full:
+            index, request = waiting.popleft()
             engine.add_request(
                 str(index),
                 list(request.prompt_ids),

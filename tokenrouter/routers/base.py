@@ -16,7 +16,13 @@ from typing import ClassVar, Literal, final, get_args
 
 from torch import Tensor
 
-from tokenrouter.features import check_features, feature_specs
+from tokenrouter.features import (
+    FeatureExtractor,
+    Signals,
+    TokenTypeTable,
+    check_features,
+    feature_specs,
+)
 from tokenrouter.features.base import DECISION_POINTS, DecisionPoint, Dependency
 from tokenrouter.routers.answers import CacheCounts
 from tokenrouter.types import (
@@ -103,6 +109,18 @@ class Router(ABC):
         Raises:
             ValueError: a feature is missing, or the router has a budget and was not calibrated.
         """
+
+    @final
+    def extractor(
+        self, token_types: TokenTypeTable, signals: Signals | None = None
+    ) -> FeatureExtractor:
+        """What makes the input of ``route`` from a step's tokens, with the features that this router declares.
+
+        Args:
+            token_types: the vocabulary's types, on the device of the batches.
+            signals: of the engine that runs the tokens; None: features that need them are refused.
+        """
+        return FeatureExtractor(self.features, token_types, signals, self.optional)
 
     @property
     def version(self) -> str:

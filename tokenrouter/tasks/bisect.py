@@ -30,8 +30,8 @@ from tokenrouter.tasks.bisect_report import Step, format_steps
 from tokenrouter.tasks.bisect_systems import Served, System, make_systems, serve
 from tokenrouter.tasks.common import Job
 from tokenrouter.tasks.decisions import write_log
-from tokenrouter.tasks.wording import counted
 from tokenrouter.telemetry import Provenance, collect_provenance, peak_process_bytes
+from tokenrouter.wording import counted
 
 NEAR_TIE_LOGITS = {"float32": 1e-3, "float16": 0.03, "bfloat16": 0.25}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenrouter.tasks.bisect_differences import Difference
 from tokenrouter.tasks.bisect_systems import Dimension
-from tokenrouter.tasks.wording import counted
+from tokenrouter.wording import counted
 
 BUG = (
     "This is a bug: which requests run together, in which chunks, and what of them is kept outside the pool, must not "

@@ -14,7 +14,12 @@ from tokenrouter.evaluation.held_out import HeldOutWindows
 from tokenrouter.evaluation.progress import progress
 from tokenrouter.evaluation.quality import QualitySettings, measure_quality
 from tokenrouter.executors import ExecutorPool, build_pool
-from tokenrouter.features import FeatureExtractor, TokenTypeTable, sequence_batch
+from tokenrouter.features import (
+    TokenTypeTable,
+    feature_specs,
+    needs_signals,
+    sequence_batch,
+)
 from tokenrouter.kernels import select
 from tokenrouter.models import LoadedModel
 from tokenrouter.routers import Budget, LearnedRouter, Router
@@ -135,7 +140,7 @@ def achieved_shares(router: Router, sides: Sides) -> dict[str, dict[str, float]]
     """Share of high work by side and phase, of what is decided, on windows as quality is measured on."""
     found = {}
     for name, side in (("calibration", sides.calibration), ("evaluation", sides.evaluation)):
-        extractor = FeatureExtractor(router.features, sides.types)
+        extractor = router.extractor(sides.types)
         counts: dict[str, list[float]] = {}
         for row, ids in enumerate(side.passages()):
             for phase, prompt_len in _phases(len(ids), side.decode_tokens):
@@ -256,6 +261,12 @@ def _learned(router: Router) -> LearnedRouter:
         raise ValueError(
             f"router.thresholds={router.thresholds_from} are thresholds already: leave it at calibrated to set "
             "new ones"
+        )
+    if needs_signals(router.features):
+        known_late = [spec.name for spec in feature_specs(router.features) if spec.needs_signals]
+        raise ValueError(
+            f"task=calibrate runs no engine, and router {router.name} looks at {', '.join(known_late)}, which only a "
+            "running one knows: leave router.thresholds at calibrated, and they are set when an engine starts"
         )
     return router
 

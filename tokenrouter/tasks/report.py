@@ -14,9 +14,9 @@ from tokenrouter.evaluation.slo import SLO
 from tokenrouter.evaluation.tables import format_table
 from tokenrouter.evaluation.throughput import Throughput
 from tokenrouter.kvcache.retention import RetentionOptions
-from tokenrouter.tasks.wording import counted
 from tokenrouter.telemetry import Provenance, RunFolder, Spread, peak_process_bytes
 from tokenrouter.types import Phase
+from tokenrouter.wording import counted
 from tokenrouter.workloads import RequestSet
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tokenrouter.telemetry.memory import machine_bytes
+from tokenrouter.wording import counted
 
 PACKAGES = (
     "torch",
@@ -72,7 +73,7 @@ class Provenance:
         """One line for the foot of a table: device or processor, and the threads used."""
         devices: list[str] = self.hardware["devices"]
         name = ", ".join(devices) if devices else str(self.hardware["cpu"])
-        return f"{name}, {self.num_threads} thread{'s' if self.num_threads != 1 else ''}"
+        return f"{name}, {counted(self.num_threads, 'thread')}"
 
 
 def collect_provenance(

@@ -204,17 +204,19 @@ def make_rows(
     after_layer: int,
 ) -> WindowRows:
     """Labels and features of one window; features of a phase are NaN for tokens of the other."""
-    signals = None
-    if needs_signals(features):
-        signals = TextSignals(token_types, previous_logits(decoder, window.ids_N))
-    extractor = FeatureExtractor(features, token_types, signals, of_one_phase(features))
     batch = sequence_batch(
         window.ids_N.tolist(),
         prompt_len=window.prompt_len,
         token_types=token_types,
     )
-    if after_layer:
-        batch = replace(batch, hidden_TE=decoder.trace(window.ids_N).inputs[after_layer])
+    signals = None
+    if after_layer or needs_signals(features):
+        trace = decoder.trace(window.ids_N)
+        if needs_signals(features):
+            signals = TextSignals(token_types, previous_logits(decoder, trace))
+        if after_layer:
+            batch = replace(batch, hidden_TE=trace.inputs[after_layer])
+    extractor = FeatureExtractor(features, token_types, signals, of_one_phase(features))
     return WindowRows(
         text=window.text,
         split=window.split,

@@ -20,7 +20,7 @@ from torch import Tensor
 from tokenrouter.features.signals import LOGIT_SIGNALS
 from tokenrouter.features.uncertainty import uncertainty
 from tokenrouter.files import replace_file
-from tokenrouter.training.gradients import HEAD_ROWS, DifferentiableDecoder
+from tokenrouter.training.gradients import HEAD_ROWS, DifferentiableDecoder, Trace
 from tokenrouter.training.windows import Window
 
 FOLDER = "entropies"
@@ -56,26 +56,22 @@ def next_token_entropy(decoder: DifferentiableDecoder, ids_N: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def previous_logits(decoder: DifferentiableDecoder, ids_N: Tensor) -> dict[str, Tensor]:
-    """What the logits before each token say, by teacher forcing on the high path, in one pass.
+def previous_logits(decoder: DifferentiableDecoder, trace: Trace) -> dict[str, Tensor]:
+    """What the logits before each token say, by teacher forcing on the high path.
 
     In an engine they are those of the path that the tokens before it took.
 
     Args:
         decoder: of the model.
-        ids_N: int64.
+        trace: of the tokens, by ``decoder``.
 
     Returns:
         Float32 ``[N]`` by signal of ``LOGIT_SIGNALS``; NaN for the first token, before which there are none.
-
-    Raises:
-        ValueError: as ``DifferentiableDecoder.trace``.
     """
-    hidden_NE = decoder.trace(ids_N).inputs[-1]
     parts = [
         uncertainty(decoder.logits(rows_RE), next_R, LOGIT_SIGNALS)
         for rows_RE, next_R in zip(
-            hidden_NE[:-1].split(HEAD_ROWS), ids_N[1:].split(HEAD_ROWS), strict=True
+            trace.inputs[-1][:-1].split(HEAD_ROWS), trace.ids_N[1:].split(HEAD_ROWS), strict=True
         )
     ]
     first = torch.full((1,), math.nan)

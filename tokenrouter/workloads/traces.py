@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from tokenrouter.checks import check_count, check_text
@@ -14,6 +15,8 @@ from tokenrouter.workloads.timed import Shape, TimedWorkload
 @dataclass(frozen=True, kw_only=True)
 class TraceWorkload(TimedWorkload):
     """Lengths and arrival times of a recorded trace; prompts are cut from the text of the run.
+
+    The file is read once: ``check`` and ``build`` need the same of it.
 
     Args:
         data_dir: the folder of local data sets; None where it was not set.
@@ -37,6 +40,10 @@ class TraceWorkload(TimedWorkload):
 
     def shapes(self) -> list[Shape]:
         """See TimedWorkload."""
+        return self._shapes
+
+    @cached_property
+    def _shapes(self) -> list[Shape]:
         path = self._path()
         found = self._read(path, read_text(path, "workload.file"))
         found.sort(key=lambda shape: shape.arrival_s)

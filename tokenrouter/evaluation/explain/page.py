@@ -15,8 +15,19 @@ COLOURS = (
     ("140 74 110", "214 140 180"),
     ("188 75 81", "235 120 126"),
     ("96 108 118", "160 172 182"),
+    ("154 201 58", "178 222 90"),
+    ("167 123 216", "190 120 235"),
+    ("31 201 154", "64 232 170"),
+    ("224 72 155", "250 100 195"),
+    ("107 106 20", "190 180 110"),
+    ("63 180 224", "60 205 245"),
+    ("207 174 31", "242 205 60"),
+    ("205 180 238", "216 200 240"),
+    ("47 114 224", "80 125 255"),
+    ("31 122 46", "100 178 85"),
 )
-"""Red, green and blue of each route on white and on black; the seventh route has the first colour again."""
+"""Red, green and blue of each route on white and on black, as many as a router of four layer groups has routes."""
+REPEATS = f"colours repeat after {len(COLOURS)} routes"
 
 _STYLE = """
 :root{color-scheme:light dark;--bg:#fff;--ink:#16181d;--muted:#5b6472;--line:#d5dae1;--panel:#f4f6f8;--none:#e4e7eb}
@@ -101,6 +112,8 @@ def _legend(explanation: Explanation) -> str:
         parts.append('<span><i class="swatch none degraded"></i>ran on another route</span>')
     if any(token.executed is None for token in explanation.tokens):
         parts.append('<span><i class="swatch none"></i>never fed: no route</span>')
+    if len(explanation.routes) > len(COLOURS):
+        parts.append(f"<span>{REPEATS}</span>")
     hint = "<span>Point at a token, or tap it, to see what is known of it.</span>"
     return f'<p class="legend">{"".join(parts)}{hint}</p>'
 
