@@ -9,13 +9,14 @@ Decode: its first token is a prompt, which runs high for every router, and the o
 before each, which entropy and a decode head of its own look at, are those of the high path. KL is of the decided
 tokens; the same choice has the same KL in both phases. Routers:
 
+- mlp_tokens is the mlp where all layers of a token go one way (router.layer_groups=false);
 - random (the expectation, by 3 seeds, in prefill each with the window's first token low and high, weighed by the chance
   of both: that token alone is worth 6 to 16 % of all_low's KL) and oracle (Fisher label, 3 draws, per linear, summed
   over layers) send exactly the share of each window high ("exact");
 - rule, the trained routers and, in decode, entropy send high what reaches a threshold that was set on windows of the
   text's calibration side ("threshold": what users get, and what the JSON's first keys are of), and beside it exactly
   the share of each window with the largest scores ("rank");
-- layerwise keeps the layers with the largest labels of these very windows high for all tokens, rounded up to whole
+- layerwise keeps the layers that the labels of the training text find neediest high for all tokens, rounded up to whole
   layers, so that it has at least the routers' high work ("exact"); all_low has none.
 
 AUROC and recall are within a window: of the 10 % largest labels, and of as many as the share. Brackets are 90 % of a

@@ -67,7 +67,7 @@ class TextMeasured:
 
     Attributes:
         by_key: every router at every share in each phase.
-        layers: the neediest first, by these windows' labels.
+        layers: the neediest first, by the labels that the mlp has learned from; by these windows' where it has none.
     """
 
     by_key: dict[Key, Measured]
@@ -83,7 +83,7 @@ def measure_text(bench: Bench, text: Text) -> TextMeasured:
         for seed, ids in enumerate(text.windows):
             labels_NL.append(maker(decoder, torch.tensor(ids), seed))
             advance()
-    routers, layers = calibrated(bench, text), layer_order(labels_NL)
+    routers, layers = calibrated(bench, text), bench.layer_order or layer_order(labels_NL)
     found: dict[Key, list[Measured]] = {}
     with progress(f"{text.name}: KL", len(text.windows), unit="windows") as advance:
         for ids, label_NL in zip(text.windows, labels_NL, strict=True):

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
@@ -13,7 +14,14 @@ from tokenrouter.evaluation.held_out import HeldOutWindows
 from tokenrouter.executors import POOLS
 from tokenrouter.features import TokenTypeTable
 from tokenrouter.models import LoadedModel
-from tokenrouter.routers import LinearRouter, MLPRouter, Router, RuleRouter, TreesRouter
+from tokenrouter.routers import (
+    LearnedRouter,
+    LinearRouter,
+    MLPRouter,
+    Router,
+    RuleRouter,
+    TreesRouter,
+)
 from tokenrouter.routers.artifact import PRETRAINED, Kind, read_artifact
 from tokenrouter.routers.budget import Budget
 from tokenrouter.training.gradients import DifferentiableDecoder
@@ -27,6 +35,8 @@ TEXTS = tuple(sorted(path.stem for path in (CONF / "data").glob("*.yaml")))
 LOCAL_TEXTS = ("wikitext2", "code_python", "c4_web")
 PLAIN, SMOOTH = "int8", "int8_smooth"
 EXECUTORS = (PLAIN, SMOOTH)
+TOKENS_ONLY = "mlp_tokens"
+"""The mlp, all layers of a token on one path."""
 LEARNED = {"mlp": MLPRouter, "linear": LinearRouter, "trees": TreesRouter}
 Trained = Mapping[str, Mapping[str, Path]]
 
@@ -66,19 +76,35 @@ class Bench:
     trained: Trained
     texts: Sequence[Text]
 
-    def learned(self, kind: str, executor: str, share: float) -> Router:
+    def learned(
+        self, kind: str, executor: str, share: float, *, layer_groups: bool = True
+    ) -> LearnedRouter:
         """A trained router without thresholds; raises ValueError where it was trained for another model."""
         path = str(self.trained[executor][kind])
-        router: Router = LEARNED[kind](path=path, budget=Budget(high_frac=share))
+        budget = Budget(high_frac=share)
+        router: LearnedRouter = LEARNED[kind](path=path, budget=budget, layer_groups=layer_groups)
         router.use_for(model=self.model.name, model_hash=self.model.model_hash, low=executor)
         return router
 
     def scored(self, share: float) -> dict[str, Router]:
-        """Rule and all trained routers, without thresholds."""
+        """Rule, all trained routers, and the mlp where all layers of a token go one way; without thresholds."""
         learned = {
             kind: self.learned(kind, self.executor, share) for kind in self.trained[self.executor]
         }
+        if learned["mlp"].layer_groups is not None:
+            tokens = self.learned("mlp", self.executor, share, layer_groups=False)
+            learned[TOKENS_ONLY] = tokens
         return {"rule": RuleRouter(budget=Budget(high_frac=share)), **learned}
+
+    @property
+    def layer_order(self) -> list[int] | None:
+        """Layers by what the mlp's training labels say that they need, the neediest first; None where it is unknown."""
+        path = self.trained[self.executor]["mlp"]
+        need = read_artifact(path, "mlp").about.get("layer_need")
+        if need is None:
+            return None
+        order: list[int] = torch.tensor(need).argsort(descending=True, stable=True).tolist()
+        return order
 
 
 def build(
