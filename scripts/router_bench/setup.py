@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from tokenrouter.evaluation.held_out import HeldOutWindows
 from tokenrouter.executors import POOLS
 from tokenrouter.features import TokenTypeTable
+from tokenrouter.kernels import select
 from tokenrouter.models import LoadedModel
 from tokenrouter.routers import LinearRouter, MLPRouter, Router, RuleRouter, TreesRouter
 from tokenrouter.routers.artifact import PRETRAINED, Kind, read_artifact
@@ -71,6 +72,7 @@ class Bench:
         path = str(self.trained[executor][kind])
         router: Router = LEARNED[kind](path=path, budget=Budget(high_frac=share))
         router.use_for(model=self.model.name, model_hash=self.model.model_hash, low=executor)
+        router.use_kernels(select(dtype=self.model.dtype))
         return router
 
     def scored(self, share: float) -> dict[str, Router]:

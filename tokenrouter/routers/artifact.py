@@ -82,7 +82,7 @@ class Artifact:
         thresholds: by share of high tokens (``0.1``) and phase (``prefill``), on the text that it was trained on.
         about: where it comes from and how good it was: plain values that no router reads.
         tensors: float32 ``table [K, H + O]`` and ``head [O, H]`` with a score per phase and group (O), and those of
-            IdRows where ids have numbers; none for trees.
+            ``vocabulary_rows`` where ids have numbers; none for trees.
         text: the trees; empty for tables.
     """
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tokenrouter.features import check_features, feature_specs
 from tokenrouter.features.base import DECISION_POINTS, DecisionPoint, Dependency
+from tokenrouter.kernels import KernelSet
 from tokenrouter.routers.answers import CacheCounts
 from tokenrouter.types import (
     LayerSpan,
@@ -188,6 +189,12 @@ class Router(ABC):
 
         Raises:
             ValueError: it was trained for others.
+        """
+
+    def use_kernels(self, kernels: KernelSet) -> None:
+        """Hears which backend's operators to decide with, such as an engine's; by default it has none to run.
+
+        The answers are the same by every backend.
         """
 
     @property
