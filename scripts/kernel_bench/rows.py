@@ -1,4 +1,4 @@
-"""The operators without products: norms, quantisation, gate, tokens from logits, RoPE with the write of KV.
+"""The operators without products: norms, quantisation, gate, tokens from logits, routers' scores, RoPE and write of KV.
 
 T rows, K features, E hidden size, O fused q, k, v, L layers, S slots, P planes, D head size. In a forward the rows come
 from the operator before and lie in a cache; so they do here. Entries of the KV arena rotate over the layers.
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenrouter.kernels import Cut, KernelSet, QuantizedRows
+from tokenrouter.kernels import BinRows, Cut, KernelSet, QuantizedRows, RouterTable
 
 from .case import NATIVE, Case
 from .roofline import Work
@@ -54,6 +54,8 @@ def row_cases(backends: Backends, shapes: Shapes, sizes: Sizes, *, cached: bool)
     for num_rows in sizes.rows:
         if num_rows <= MAX_LOGITS:
             yield from _token_cases(backends, shapes, num_rows)
+    for num_rows in sizes.rows:
+        yield _score_case(backends, shapes, num_rows)
     for num_rows in sizes.rows:
         yield _rope_case(backends, shapes, num_rows, 1 if cached else shapes.layers)
 
@@ -116,6 +118,38 @@ def _cut(num_rows: int, *, top_k: int = 0, top_p: float = 1.0) -> Cut:
         torch.full((num_rows,), top_k),
         torch.full((num_rows,), top_p, dtype=torch.float64),
         torch.zeros(num_rows, dtype=torch.float64),
+    )
+
+
+def _score_case(backends: Backends, shapes: Shapes, num_rows: int) -> Case:
+    """The learned router that comes with the package: 7 features of 25 bins, a row per id, 64 hidden units."""
+    features, bins, hidden = 7, 25, 64
+    first_id = features * bins
+    table = RouterTable(
+        bins=BinRows(
+            edges_FE=torch.randn(features, bins).sort()[0],
+            starts_F=torch.arange(features) * bins,
+            lasts_F=torch.full((features,), bins - 1),
+            id_rows_I=torch.tensor([first_id]),
+        ),
+        table_KC=torch.randn(first_id + 1 + 2 * (shapes.vocab + 1), hidden + 2),
+        head_PGH=torch.randn(2, 1, hidden),
+        vocab_row=first_id + 1,
+        previous_column=features - 1,
+    )
+    values_TF = torch.randn(features, num_rows).t()
+    values_TF[:, -1] = torch.randint(shapes.vocab, (num_rows,))
+    tokens = values_TF, torch.randint(shapes.vocab, (num_rows,)), torch.arange(num_rows) % 2
+    looked_up_bytes = num_rows * (features + 3) * table.table_KC.shape[1] * 4
+    return Case(
+        operator="router_mlp",
+        size=f"{num_rows} tokens",
+        work=Work(
+            read_bytes=looked_up_bytes + num_rows * (features * 4 + 16),
+            written_bytes=num_rows * 4,
+            working_set_bytes=looked_up_bytes,
+        ),
+        calls={k.name: [partial(k.router_mlp, *tokens, table)] for k in backends},
     )
 
 

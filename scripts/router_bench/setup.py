@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from tokenrouter.evaluation.held_out import HeldOutWindows
 from tokenrouter.executors import POOLS
 from tokenrouter.features import TokenTypeTable
+from tokenrouter.kernels import select
 from tokenrouter.models import LoadedModel
 from tokenrouter.routers import (
     LearnedRouter,
@@ -84,6 +85,7 @@ class Bench:
         budget = Budget(high_frac=share)
         router: LearnedRouter = LEARNED[kind](path=path, budget=budget, layer_groups=layer_groups)
         router.use_for(model=self.model.name, model_hash=self.model.model_hash, low=executor)
+        router.use_kernels(select(dtype=self.model.dtype))
         return router
 
     def scored(self, share: float) -> dict[str, Router]:

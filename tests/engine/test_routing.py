@@ -4,9 +4,12 @@ T tokens of a sequence, V vocabulary.
 """
 
 import warnings
+from typing import Any
 
 import pytest
+from torch import Tensor
 
+from tests.engine.grouped import grouped_router
 from tests.engine.tools import (
     ThreeRoutes,
     greedy,
@@ -18,6 +21,8 @@ from tests.engine.tools import (
     twin,
 )
 from tokenrouter import LLM, EngineOptions
+from tokenrouter.executors import build_pool
+from tokenrouter.kernels import ReferenceKernels
 from tokenrouter.routers import LayerwiseRouter, RandomRouter, RuleRouter
 from tokenrouter.types import Phase, RouteInput, RoutingDecision
 
@@ -141,6 +146,23 @@ def test_a_map_over_two_executors_runs_high_where_there_is_one() -> None:
     assert stats.executed_tokens.sum(0).tolist() == [0, total]
     assert stats.degraded_tokens.tolist() == [total, 0]
     assert all(set(routes(o)) == {1, -1} for o in outputs), "the executed route, by its index"
+
+
+def test_a_learned_router_scores_by_the_engines_kernels() -> None:
+    """A router that stays on the slow operators, or runs others than ``kernels.backend`` says."""
+
+    class Counting(ReferenceKernels):
+        num_tokens = 0
+
+        def router_mlp(self, values_TF: Tensor, *others: Any) -> Tensor:
+            self.num_tokens += len(values_TF)
+            return super().router_mlp(values_TF, *others)
+
+    kernels = Counting()
+    pool = build_pool("int8", tiny(), kernels=kernels)
+    llm = LLM(tiny(), router=grouped_router("int8"), executors=pool)
+    llm.generate(prompts()[:3], greedy(4))
+    assert kernels.num_tokens == llm.engine.stats.decided_tokens > 0
 
 
 def test_a_router_that_answers_nonsense_is_refused() -> None:

@@ -90,7 +90,7 @@ CONTEXT = FeatureContext(types=TABLE, signals=signals())
 def test_values(name: str) -> None:
     """Guards each feature's meaning; a new feature must come with its values here."""
     value_T = FEATURES[name].compute(where_it_exists(name), CONTEXT)
-    assert value_T.dtype == torch.float32
+    assert value_T.shape == (len(EXPECTED[name]),)
     assert value_T.tolist() == pytest.approx(EXPECTED[name])
     assert FEATURES[name].low <= value_T.min() and value_T.max() <= FEATURES[name].high
     assert FEATURES[name].name == name
@@ -102,6 +102,7 @@ def test_columns_are_in_the_order_asked_for() -> None:
     names = tuple(name for name in reversed(FEATURES) if not FEATURES[name].needs_signals)
     inputs = FeatureExtractor(names, TABLE).extract(batch)
     assert inputs.values_TF.shape == (5, len(names)) and inputs.names == names
+    assert inputs.values_TF.dtype == torch.float32 and inputs.values_TF.t().is_contiguous()
     for name in names:
         assert inputs.feature(name).tolist() == pytest.approx(EXPECTED[name]), name
     assert inputs.prefix_hash_T is batch.prefix_hash_T

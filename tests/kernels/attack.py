@@ -14,12 +14,14 @@ from torch import Tensor
 from tests.kernels.attack_arguments import DTYPES, Arguments
 from tokenrouter.kernels import (
     AttentionPlan,
+    BinRows,
     Cut,
     Int8Entries,
     NativeKernels,
     Norm,
     PackedWeights,
     Product,
+    RouterTable,
     TailWeights,
     select,
 )
@@ -150,6 +152,31 @@ class Attacker(Arguments):
             )
             assert len(kernels.draw_cut(x_TV, inverse_T, uniform_T, cut)) == num_found
 
+    def scores(self, kernels: NativeKernels) -> None:
+        num_tokens, hidden, edges = self.size(), self.size(), self.size()
+        groups, features, ids = (1 + self.size() % 4 for _ in range(3))
+        num_rows, vocab = features * 3 + ids + 1, self.size()
+        has_vocabulary = self.size() < 17
+        more = 2 * (vocab + 1) if has_vocabulary else 0
+        table = RouterTable(
+            bins=BinRows(
+                self.tensor(features, edges),
+                self.ints([3 * feature for feature in range(features)]),
+                self.ints([2] * features),
+                self.ints(list(range(features * 3, num_rows))),
+            ),
+            table_KC=self.tensor(num_rows + more, hidden + 2 * groups),
+            head_PGH=self.tensor(2, groups, hidden),
+            vocab_row=num_rows if has_vocabulary else None,
+            previous_column=self._random.randrange(-1, features) if has_vocabulary else -1,
+        )
+        kernels.router_mlp(
+            self.tensor(num_tokens, features),
+            self.ints([self.size() for _ in range(num_tokens)]),
+            self.ints([self._random.randrange(2) for _ in range(num_tokens)]),
+            table,
+        )
+
     def arena(
         self, groups: int, dim: int, dtype: torch.dtype, num_int8: int
     ) -> tuple[Tensor, Int8Entries | None]:
@@ -240,6 +267,7 @@ def main(seed: int, num_calls: int) -> None:
         attacker.linear,
         attacker.layer_tail,
         attacker.tokens,
+        attacker.scores,
         attacker.attend,
     ]
     attacks: list[Callable[[NativeKernels], None]] = [

@@ -21,4 +21,4 @@ def test_no_crash(seed: int) -> None:
     )
     assert done.returncode == 0, done.stderr
     counts = [int(word) for word in done.stdout.split()]
-    assert len(counts) == 18 and min(counts) > 0, "every operator must have accepted and refused"
+    assert len(counts) == 20 and min(counts) > 0, "every operator must have accepted and refused"

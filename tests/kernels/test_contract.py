@@ -11,6 +11,7 @@ import torch
 from torch.testing import assert_close
 
 from tests.kernels.conftest import Typed
+from tests.kernels.test_router_mlp import TABLE, TOKENS
 from tokenrouter.kernels import (
     Cut,
     KernelSet,
@@ -182,6 +183,13 @@ def drawn_cut(cut: Cut, width: int = 4, inverse: float = 1.0) -> Callable[..., A
     )
 
 
+def scored(**changes: Any) -> Callable[..., Any]:
+    """A router's score of tokens or by a table that differ from those that fit."""
+    tokens = {name: x for name, x in changes.items() if name in TOKENS._fields}
+    table = {name: x for name, x in changes.items() if name not in tokens}
+    return lambda k, t: k.router_mlp(*TOKENS._replace(**tokens), TABLE._replace(**table))
+
+
 def rope(qkv: tuple[int, ...], kv: tuple[int, ...]) -> Callable[[KernelSet, torch.dtype], Any]:
     return lambda k, t: k.rope_store_kv(
         torch.ones(qkv, dtype=t),
@@ -217,6 +225,17 @@ REFUSED: dict[str, tuple[Callable[[KernelSet, torch.dtype], Any], str]] = {
     "cut to too much mass": (drawn_cut(cut_of(2, top_p=1.1)), "top_p must be above 0 and at most"),
     "cut above the largest": (drawn_cut(cut_of(2, min_p=1.1)), "min_p must be in"),
     "cut by NaN": (drawn_cut(cut_of(2, min_p=float("nan"))), "min_p must be in"),
+    "scores of other features": (scored(values_TF=torch.ones(6, 3)), "values must have shape"),
+    "scores of fewer values": (scored(values_TF=TOKENS.values_TF[:5]), "must have shape"),
+    "scores of other phases": (scored(phase_T=TOKENS.phase_T[:5]), "phases must have shape"),
+    "scores without groups": (scored(head_PGH=TABLE.head_PGH[:, :0]), "head must be"),
+    "scores by a flat head": (scored(head_PGH=TABLE.head_PGH[0]), "head must be"),
+    "scores by a wide table": (scored(head_PGH=torch.ones(2, 1, 4)), "table must have"),
+    "an odd number of rows for ids": (scored(vocab_row=TABLE.vocab_row - 1), "vocab_row"),
+    "no rows for ids": (scored(vocab_row=len(TABLE.table_KC)), "vocab_row"),
+    "ids before the first row": (scored(vocab_row=-2), "vocab_row"),
+    "an id before without a column": (scored(previous_column=-1), "previous_column"),
+    "an id before beyond the columns": (scored(previous_column=2), "previous_column"),
     "heads of no size": (rope((3, 0), (4, 2, 0)), "kv must be"),
     "a projection of half a head": (rope((3, 28), (4, 2, 8)), "qkv"),
     "a projection without queries and keys": (rope((3, 8), (4, 2, 8)), "qkv"),
@@ -264,6 +283,7 @@ def test_sizes_of_zero(typed: Typed, num_rows: int) -> None:
     assert kernels.draw(x_TK, torch.ones(num_rows), uniform_T).shape == (num_rows,)
     cut = cut_of(num_rows, top_k=3)
     assert kernels.draw_cut(x_TK, torch.ones(num_rows), uniform_T, cut).shape == (num_rows,)
+    assert kernels.router_mlp(*TOKENS.take(slice(num_rows)), TABLE).shape == (num_rows, 2)
     for each in Product:
         packed = pack(kernels, each, torch.ones(5, 8, dtype=dtype))
         result_TN = multiply(kernels, each, x_TK, packed)

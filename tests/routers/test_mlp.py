@@ -1,12 +1,16 @@
 """Learned routers: what they compute, budgets and thresholds, and what they were not trained for."""
 
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.routers.trained import TABLE, drawn_artifact, see, trained_for, with_entropy
 from tokenrouter.features import TextSignals
+from tokenrouter.kernels import ReferenceKernels, select
 from tokenrouter.routers import (
     Budget,
     CompositeRouter,
@@ -163,6 +167,43 @@ def test_what_is_around_it_hands_the_refusal_on(path: str) -> None:
     for router in wrapped:
         with pytest.raises(ValueError, match=r"task=train_router"):
             router.use_for(model="other", model_hash="b" * 16, low="int8")
+
+
+class Counting(ReferenceKernels):
+    """Counts scores."""
+
+    num_scores = 0
+
+    def router_mlp(self, *arguments: Any) -> Tensor:
+        self.num_scores += 1
+        return super().router_mlp(*arguments)
+
+
+def test_what_is_around_it_hands_the_kernels_on(path: str) -> None:
+    """Guards against a wrapper whose inner router stays on the slow operators."""
+    inputs = see(MLPRouter(path=path), IDS, prompt_len=200)
+    for wrap in (
+        lambda inner: IntervalRouter(inner=inner),
+        lambda inner: CompositeRouter(precision=inner),
+        lambda inner: RequestLevelRouter(inner=inner, high_frac=0.1),
+    ):
+        router, kernels = MLPRouter(path=path, thresholds="shipped"), Counting()
+        wrap(router).use_kernels(kernels)
+        router.score(inputs)
+        assert kernels.num_scores == 1
+
+
+def test_another_backend_is_no_other_router(path: str) -> None:
+    """Guards against routes, or a version of kept decisions, that depend on where the engine runs."""
+    router = MLPRouter(path=path, thresholds="shipped")
+    inputs = see(router, IDS, prompt_len=200)
+    before, version = router.route(inputs), router.version
+    router.use_kernels(select("native"))
+    assert torch.equal(router.route(inputs).route_T, before.route_T)
+    assert torch.equal(router.route(inputs).score_T, before.score_T)
+    assert router.version == version
+    copied = deepcopy(router)  # as for thresholds of other text
+    assert torch.equal(copied.route(inputs).route_T, before.route_T)
 
 
 def test_the_shipped_router_is_the_low_paths(

@@ -17,13 +17,15 @@ from tokenrouter.types import Phase, RoutingDecision, TokenBatch
 REPEATED = "repeats the decision before it"
 
 
-def repeating(step: PackedStep, fresh_T: NDArray[np.bool_], router: Router) -> NDArray[np.bool_]:
-    """Those of ``fresh_T`` that repeat the decision at the last multiple of ``router.decides_every``.
+def repeating(
+    step: PackedStep, fresh_T: NDArray[np.bool_], router: Router
+) -> NDArray[np.bool_] | None:
+    """Those of ``fresh_T`` that repeat the decision at the last multiple of ``router.decides_every``; None: no token.
 
     Not where the multiple, or the token itself, is of a phase that the router does not decide.
     """
     if router.decides_every == 1:
-        return np.zeros_like(fresh_T)
+        return None
     batch = step.batch
     positions_T = batch.positions_T.numpy()
     decider_T = _decider(step, router)

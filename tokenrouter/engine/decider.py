@@ -21,6 +21,7 @@ from tokenrouter.routers.base import Router
 from tokenrouter.scheduler import UNDECIDED, Request, RequestDecision
 from tokenrouter.types import Phase, RouteInput, RoutingDecision, TokenBatch
 
+_BOTH = frozenset(Phase)
 UNASKED = "phase that the router does not decide"
 
 
@@ -61,7 +62,7 @@ class Decider:
         self._token_types = extractor.token_types
         self._executed_of = executed_of
         self._route_names = route_names
-        self._warned = False
+        self._warns = not np.array_equal(executed_of, np.arange(len(executed_of)))
         self._answers = _RequestAnswers()
 
     def admit(self, requests: Sequence[Request]) -> float:
@@ -99,16 +100,16 @@ class Decider:
         decision, num_repeated = None, 0
         if fresh_T.any():
             repeats_T = repeating(step, fresh_T, self._router)
-            num_repeated = int(repeats_T.sum())
-            asked_T = fresh_T & ~repeats_T
+            asked_T = fresh_T if repeats_T is None else fresh_T & ~repeats_T
             decision = self._answer(step, asked_T, hidden_TE)
             requested_T[asked_T] = decision.route_T.numpy()
             step.record_decisions()
-            if num_repeated:
+            if repeats_T is not None and (num_repeated := int(repeats_T.sum())):
                 requested_T[repeats_T] = repeated_routes(step, repeats_T, self._router)
                 step.record_decisions()
                 decision = with_repeats(decision, repeats_T[fresh_T], requested_T[fresh_T])
-            self._warn_if_degraded(requested_T)
+            if self._warns:
+                self._warn_if_degraded(requested_T)
         return StepDecision(
             requested_T=requested_T,
             executed_T=self._executed_of[requested_T],
@@ -127,7 +128,7 @@ class Decider:
         if (block := self._router.look_ahead) and (ahead := tokens_ahead(step, block)) is not None:
             self._router.prepare(self._extract(ahead))
         router, asked_T = self._router, fresh_T
-        decides_all = router.phases >= set(Phase)
+        decides_all = router.phases >= _BOTH
         if not decides_all:
             asked_T = fresh_T & np.isin(step.batch.phase_T.numpy(), list(router.phases))
         if router.level == "request":
@@ -149,21 +150,17 @@ class Decider:
             raise ValueError(
                 f"router {router.name} decided {len(answer.route_T)} of {len(inputs)} tokens"
             )
-        if (
-            len(inputs)
-            and not 0 <= int(answer.route_T.min()) <= int(answer.route_T.max()) < num_routes
-        ):
+        route_T = answer.route_T.numpy()
+        if len(inputs) and not 0 <= route_T.min() <= route_T.max() < num_routes:
             raise ValueError(f"router {router.name} answered a route outside 0 .. {num_routes - 1}")
         return answer
 
     def _warn_if_degraded(self, requested_T: IntArray) -> None:
-        if self._warned:
-            return
         executed_T = self._executed_of[requested_T]
         lost = np.flatnonzero(executed_T != requested_T)
         if not len(lost):
             return
-        self._warned = True
+        self._warns = False
         asked = self._route_names[requested_T[lost[0]]]
         runs = self._route_names[executed_T[lost[0]]]
         warnings.warn(

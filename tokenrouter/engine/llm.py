@@ -71,6 +71,7 @@ class LLM:
         self.router.use_for(
             model=self.model.name, model_hash=self.model.model_hash, low=self.pool.low_name
         )
+        self.router.use_kernels(self.pool.kernels)
         self.options = options or EngineOptions()
         self.token_types = _token_types(self.model, self.router)
         serve = partial(

@@ -179,6 +179,7 @@ class SystemsBuilder:
         model, low = self.model, self.pool.low_name
         num_layers = model.config.num_layers
         router.use_for(model=model.name, model_hash=model.model_hash, low=low)
+        router.use_kernels(self.pool.kernels)
         types = TokenTypeTable.from_tokenizer(self.model.tokenizer, self.model.config.vocab_size)
         for_windows = self.held_out.calibrated(router, types) if self.held_out else router
         if isinstance(router, RequestLevelRouter):

@@ -1,17 +1,19 @@
 """The contract of a feature.
 
 A feature is one small function from the step's tokens, the vocabulary and, for some, what an engine
-knows beside them, to one float32 number per token. It is causal: a token's value depends on its own
-request up to and including that token, on the request's prompt length and on the phase, never on
-the batch, the chunk or a later token. What depends on ``load`` or ``history`` says so.
+knows beside them, to one number per token, which a router sees as float32. It is causal: a token's
+value depends on its own request up to and including that token, on the request's prompt length and
+on the phase, never on the batch, the chunk or a later token. What depends on ``load`` or
+``history`` says so.
 
 Shape letters: T tokens in a step.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenrouter.features.signals import Signals
@@ -55,7 +57,9 @@ class FeatureContext:
     signals: Signals | None = None
 
 
-FeatureFn = Callable[[TokenBatch, FeatureContext], Tensor]
+Column = Tensor | NDArray[Any]
+"""A number per token, [T]: an array, or a tensor on the CPU, of any dtype that numpy has."""
+FeatureFn = Callable[[TokenBatch, FeatureContext], Column]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +75,8 @@ class FeatureSpec:
         is_class: values name things that are not near each other because their numbers are: never to be rounded.
         needs_text: it looks at the text of ids, so that a model without a tokenizer has none.
         needs_signals: it looks at what only a running engine knows.
-        compute: ``TokenBatch``, ``FeatureContext`` -> float32 [T] on the batch's device.
+        compute: ``TokenBatch``, ``FeatureContext`` -> ``Column``. A decode step waits for it, and the first operators
+            after a forward are slow: numpy's cost a third of torch's, a look-up less than a formula.
     """
 
     name: str

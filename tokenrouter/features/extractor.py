@@ -3,10 +3,12 @@
 Shape letters: T tokens in a step, F features, P those of them for which a feature exists.
 """
 
-import math
 from collections.abc import Collection, Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenrouter.features.base import FeatureContext, FeatureSpec
@@ -14,6 +16,8 @@ from tokenrouter.features.registry import feature_specs
 from tokenrouter.features.signals import Signals
 from tokenrouter.features.token_types import TokenTypeTable
 from tokenrouter.types import Phase, RouteInput, TokenBatch
+
+_BOTH = frozenset(Phase)
 
 
 class FeatureExtractor:
@@ -61,11 +65,10 @@ class FeatureExtractor:
                     f"feature {spec.name} does not exist for {phase.name.lower()} tokens: "
                     "give only tokens of the phases that the router decides"
                 )
-        if self.specs:
-            columns = [self._column(spec, batch) for spec in self.specs]
-            values_TF = torch.stack(columns).t()
-        else:
-            values_TF = torch.empty(len(batch), 0, device=batch.ids_T.device)
+        values_FT = np.empty((len(self.specs), len(batch)), np.float32)
+        for row_T, spec in zip(values_FT, self.specs, strict=True):
+            row_T[:] = self._column(spec, batch)
+        values_TF = torch.from_numpy(values_FT).t()
         return RouteInput(
             values_TF=values_TF,
             names=self.names,
@@ -76,15 +79,19 @@ class FeatureExtractor:
             prefix_hash_T=batch.prefix_hash_T,
         )
 
-    def _column(self, spec: FeatureSpec, batch: TokenBatch) -> Tensor:
+    def _column(self, spec: FeatureSpec, batch: TokenBatch) -> NDArray[Any]:
         """A feature of each token, NaN where it does not exist."""
-        if spec.phases == frozenset(Phase):
-            return spec.compute(batch, self._context)
-        exists_T = torch.isin(batch.phase_T, batch.phase_T.new_tensor(sorted(spec.phases)))
-        if bool(exists_T.all()):
-            return spec.compute(batch, self._context)
-        column_T = torch.full(exists_T.shape, math.nan, device=exists_T.device)
-        index_P = exists_T.nonzero().flatten()
-        if len(index_P):
-            column_T[index_P] = spec.compute(batch.select(index_P), self._context)
+        if spec.phases == _BOTH:
+            return self._compute(spec, batch)
+        exists_T = np.isin(batch.phase_T.numpy(), list(spec.phases))
+        if exists_T.all():
+            return self._compute(spec, batch)
+        column_T = np.full(exists_T.shape, np.nan, np.float32)
+        if exists_T.any():
+            index_P = torch.from_numpy(np.flatnonzero(exists_T))
+            column_T[exists_T] = self._compute(spec, batch.select(index_P))
         return column_T
+
+    def _compute(self, spec: FeatureSpec, batch: TokenBatch) -> NDArray[Any]:
+        column_T = spec.compute(batch, self._context)
+        return column_T.numpy() if isinstance(column_T, Tensor) else column_T

@@ -5,7 +5,7 @@ Shape letters: V vocabulary.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -52,6 +52,10 @@ class TokenType(IntEnum):
         raise ValueError(f"no token type {label!r}; token types: {', '.join(t.label for t in cls)}")
 
 
+NO_TOKEN = len(TokenType)
+"""The type of no token, as before position 0: one more than the last type."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenTypeTable:
     """Per vocabulary id what is known from its text alone.
@@ -60,10 +64,20 @@ class TokenTypeTable:
         types_V: int64 ``TokenType``.
         line_start_V: bool, a capitalised word without a leading space: mostly the first of a line,
             a quote or a bracket.
+        types_or_none_V: int64, ``types_V`` and behind it ``NO_TOKEN``, which an id of -1 finds.
+        log_frequency_V: float32, -ln(1 + id).
     """
 
     types_V: Tensor
     line_start_V: Tensor
+    types_or_none_V: Tensor = field(init=False)
+    log_frequency_V: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        types_or_none_V = torch.nn.functional.pad(self.types_V, (0, 1), value=NO_TOKEN)
+        object.__setattr__(self, "types_or_none_V", types_or_none_V)
+        log_frequency_V = -torch.arange(len(self.types_V)).float().log1p()
+        object.__setattr__(self, "log_frequency_V", log_frequency_V)
 
     @property
     def is_special_V(self) -> Tensor:

@@ -18,6 +18,7 @@ from tokenrouter.kernels.native.rows import DTYPES as NATIVE_DTYPES
 from tokenrouter.kernels.reference import ReferenceKernels
 from tokenrouter.kernels.values import (
     AttentionPlan,
+    BinRows,
     Cut,
     Int8Entries,
     LayerTail,
@@ -25,11 +26,13 @@ from tokenrouter.kernels.values import (
     PackedWeights,
     Product,
     QuantizedRows,
+    RouterTable,
 )
 
 __all__ = [
     "BACKENDS",
     "AttentionPlan",
+    "BinRows",
     "Cut",
     "Int8Entries",
     "KernelSet",
@@ -41,6 +44,7 @@ __all__ = [
     "Product",
     "QuantizedRows",
     "ReferenceKernels",
+    "RouterTable",
     "TailWeights",
     "select",
 ]

@@ -9,20 +9,22 @@ writes its result to and returns; it must not overlap an input, and without it a
 
 Every backend raises ValueError, before anything is written, for rows, weights, biases, scales and results of products
 that do not fit each other, for packed weights of another format or backend, and for ``accumulate`` without ``out``. The
-native one also checks every dtype, stride and device, and raises IndexError for rows and slots outside of their tables.
+native one also checks every dtype, stride and device, and raises IndexError for rows, slots and ids outside of their
+tables.
 Rows that are quantised, or multiplied by int8 weights, hold finite numbers or NaN: what becomes of a row with an
 infinity is left open.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from tokenrouter.kernels.choice import ChoiceKernels
 from tokenrouter.kernels.layer_tail import ComposedTail, TailWeights
 from tokenrouter.kernels.values import (
     AttentionPlan,
-    Cut,
     Int8Entries,
     LayerTail,
     Norm,
@@ -33,10 +35,14 @@ from tokenrouter.kernels.values import (
 from tokenrouter.types import AttentionBatch
 
 
-class KernelSet(ABC):
+class KernelSet(ChoiceKernels):
     """One backend's operators. Rows may be strided, features are neighbours."""
 
     name: str
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: a copy of what holds a backend, such as a router, runs the same one."""
+        return self
 
     @abstractmethod
     def rms_norm(
@@ -273,28 +279,3 @@ class KernelSet(ABC):
         """``rope_store_kv``, then ``attention`` of its queries; a backend may do both in one call."""
         q_THD = self.rope_store_kv(qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, int8=int8)
         return self.attention(q_THD, kv_SPD, plan, out=out, received=received, int8=int8)
-
-    @abstractmethod
-    def row_max(self, x_TV: Tensor) -> tuple[Tensor, Tensor]:
-        """The largest value of each row, ``[T]``, and its lowest index, int64 ``[T]``; NaN counts as largest."""
-
-    @abstractmethod
-    def draw(self, x_TV: Tensor, inverse_temperature_T: Tensor, uniform_T: Tensor) -> Tensor:
-        """A random index of each row, by one uniform number: i has the share ``softmax(x * inverse_temperature)[i]``.
-
-        It depends on its own row alone; -inf has no share, and -inf added at the row's end changes nothing.
-
-        Args:
-            x_TV: logits; not modified.
-            inverse_temperature_T: float32, finite, above 0.
-            uniform_T: float64, in [0, 1).
-
-        Returns:
-            int64 ``[T]``; -1 where a row holds NaN, infinity, or -inf alone.
-        """
-
-    @abstractmethod
-    def draw_cut(
-        self, x_TV: Tensor, inverse_temperature_T: Tensor, uniform_T: Tensor, cut: Cut
-    ) -> Tensor:
-        """As ``draw``, from what ``cut`` leaves, in the order of the logits, of equal ones the lower index first."""

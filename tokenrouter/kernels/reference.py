@@ -17,6 +17,7 @@ from tokenrouter.kernels.quantize_rows import reference as quantize_rows_referen
 from tokenrouter.kernels.rms_norm import reference as rms_norm_reference
 from tokenrouter.kernels.rope_store_kv import reference as rope_store_kv_reference
 from tokenrouter.kernels.routed_matmul import reference as routed_matmul_reference
+from tokenrouter.kernels.router_mlp import reference as router_mlp_reference
 from tokenrouter.kernels.row_max import reference as row_max_reference
 from tokenrouter.kernels.silu_mul import reference as silu_mul_reference
 from tokenrouter.kernels.values import (
@@ -26,6 +27,7 @@ from tokenrouter.kernels.values import (
     PackedWeights,
     Product,
     QuantizedRows,
+    RouterTable,
 )
 from tokenrouter.types import AttentionBatch
 
@@ -210,3 +212,9 @@ class ReferenceKernels(KernelSet):
     ) -> Tensor:
         """See KernelSet."""
         return draw_cut_reference.draw_cut(x_TV, inverse_temperature_T, uniform_T, cut)
+
+    def router_mlp(
+        self, values_TF: Tensor, ids_T: Tensor, phase_T: Tensor, table: RouterTable
+    ) -> Tensor:
+        """See KernelSet."""
+        return router_mlp_reference.router_mlp(values_TF, ids_T, phase_T, table)

@@ -1,4 +1,4 @@
-"""What operators take and give beside tensors: quantised rows, packed weights, norms, cuts, plans.
+"""What operators take and give beside tensors: quantised rows, packed weights, norms, cuts, plans, routers' tables.
 
 T rows, K inputs, E features.
 """
@@ -57,6 +57,42 @@ class Cut(NamedTuple):
     top_k_T: Tensor
     top_p_T: Tensor
     min_p_T: Tensor
+
+
+class BinRows(NamedTuple):
+    """Which rows of a router's table belong to features and known ids. F features, E edges, I known ids.
+
+    Attributes:
+        edges_FE: float32, ascending, padded with infinity: a value's bin is the number of edges that it exceeds, NaN
+            exceeds all.
+        starts_F: int64, the row of a feature's first bin.
+        lasts_F: int64, its last bin, which higher ones count as.
+        id_rows_I: int64, the row of each id; the last one is that of all ids beyond.
+    """
+
+    edges_FE: Tensor
+    starts_F: Tensor
+    lasts_F: Tensor
+    id_rows_I: Tensor
+
+
+class RouterTable(NamedTuple):
+    """What a learned router scores by. K rows, H hidden units, P phases, G groups of layers.
+
+    Attributes:
+        bins: rows of features and known ids.
+        table_KC: float32 ``[K, H + P * G]``: what a row adds to the hidden units and, directly, to the scores.
+        head_PGH: float32, what each hidden unit weighs in each score; without hidden units the score is additive.
+        vocab_row: from here on there is a row per id of a vocabulary and one for all beyond, then as many for the id
+            before, the last one also for none; None: there are no such rows.
+        previous_column: with ``vocab_row``, the feature that holds the id before.
+    """
+
+    bins: BinRows
+    table_KC: Tensor
+    head_PGH: Tensor
+    vocab_row: int | None = None
+    previous_column: int = -1
 
 
 class Product(Enum):

@@ -81,8 +81,8 @@ class Artifact:
         layer_groups: that may be decided about one by one; None: there are none.
         group_thresholds: like ``thresholds``, by share of the high work, where groups are decided about one by one.
         about: where it comes from and how good it was: plain values that no router reads.
-        tensors: float32 ``table [K, H + P]`` and ``head [P, H]`` with a score per phase (P), and those of IdRows where
-            ids have numbers; none for trees.
+        tensors: float32 ``table [K, H + P]`` and ``head [P, H]`` with a score per phase (P), and those of
+            ``vocabulary_rows`` where ids have numbers; none for trees.
         text: the trees; empty for tables.
     """
 

@@ -24,6 +24,7 @@ from tokenrouter.features import (
     feature_specs,
 )
 from tokenrouter.features.base import DECISION_POINTS, DecisionPoint, Dependency
+from tokenrouter.kernels import KernelSet
 from tokenrouter.routers.answers import CacheCounts
 from tokenrouter.types import (
     LayerSpan,
@@ -206,6 +207,12 @@ class Router(ABC):
 
         Raises:
             ValueError: it was trained for others.
+        """
+
+    def use_kernels(self, kernels: KernelSet) -> None:
+        """Hears which backend's operators to decide with, such as an engine's; by default it has none to run.
+
+        The answers are the same by every backend.
         """
 
     @property

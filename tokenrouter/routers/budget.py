@@ -6,7 +6,9 @@ Shape letters: T tokens in a step.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenrouter.types import Phase, RouteInput
@@ -46,7 +48,7 @@ class Thresholds:
 
     def __init__(self) -> None:
         self._values: dict[Phase, float] = {}
-        self._by_phase = torch.full((len(Phase),), float("nan"))
+        self._limit_P = np.full(len(Phase), np.nan, np.float32)
 
     @property
     def values(self) -> dict[Phase, float]:
@@ -67,13 +69,13 @@ class Thresholds:
         check_frac("high_frac", high_frac)
         for phase, score_T in scores_by_phase.items():
             self._values[phase] = _quantile_threshold(high_frac, score_T, phase)
-            self._by_phase[phase] = self._values[phase]
+            self._limit_P[phase] = self._values[phase]
 
     def set(self, values: Mapping[Phase, float]) -> None:
         """Takes thresholds that were calibrated elsewhere, in place of those that it has."""
         self._values = dict(values)
         for phase in Phase:
-            self._by_phase[phase] = self._values.get(phase, float("nan"))
+            self._limit_P[phase] = self._values.get(phase, np.nan)
 
     def calibrate_on(
         self,
@@ -94,19 +96,24 @@ class Thresholds:
         self.calibrate(high_frac, {phase: score_T[phase_T == phase] for phase in phases})
 
     def is_over(self, score_T: Tensor, phase_T: Tensor) -> Tensor:
-        """Whether scores reach their phase's threshold, bool, as ``score_T``.
+        """Whether scores reach their phase's threshold, bool [T].
 
         Args:
-            score_T: float32 [T], or [T, G] of a token's groups of layers.
+            score_T: float32.
             phase_T: int64.
 
         Raises:
             ValueError: the phase of a token was never calibrated.
         """
+        is_over_T = score_T.cpu().numpy() >= self.limits(phase_T)
+        return torch.from_numpy(is_over_T).to(score_T.device)
+
+    def limits(self, phase_T: Tensor) -> NDArray[np.float32]:
+        """The threshold of each token's phase, float32 [T]; arguments and errors as ``is_over``."""
         if len(self._values) < len(Phase):
             self._refuse_uncalibrated(phase_T)
-        limit_T = self._by_phase.to(score_T.device)[phase_T]
-        return score_T >= limit_T.view(-1, *[1] * (score_T.dim() - 1))
+        limit_T: NDArray[np.float32] = self._limit_P[phase_T.cpu().numpy()]
+        return limit_T
 
     def _refuse_uncalibrated(self, phase_T: Tensor) -> None:
         seen = {Phase(value) for value in phase_T.unique().tolist()}

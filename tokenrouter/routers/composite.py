@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tokenrouter.features.base import Dependency
+from tokenrouter.kernels import KernelSet
 from tokenrouter.routers.all_high import AllHighRouter
 from tokenrouter.routers.answers import CacheCounts
 from tokenrouter.routers.base import MANY_LAYERS, Router
@@ -139,6 +140,11 @@ class CompositeRouter(Router):
         """Each part hears of it."""
         for part in self._parts:
             part.use_for(model=model, model_hash=model_hash, low=low)
+
+    def use_kernels(self, kernels: KernelSet) -> None:
+        """Each part hears of them."""
+        for part in self._parts:
+            part.use_kernels(kernels)
 
     def calibrate(self, inputs: Sequence[RouteInput]) -> None:
         """Each part that needs it, on the tokens of its phases."""

@@ -3,7 +3,7 @@
 Training derives the numbers from embeddings and from entropies of text; a router that runs sees no weights of the
 model. When it is loaded the numbers become rows, so that a token costs two look-ups more.
 
-Shape letters: T tokens, V vocabulary, R numbers, C columns of the table, K rows of the table.
+Shape letters: V vocabulary, R numbers, C columns of the table.
 """
 
 from collections.abc import Mapping
@@ -16,47 +16,27 @@ PREVIOUS = "previous_id"
 NAMES = ("id_codes", "id_weights", "previous_codes", "previous_weights")
 
 
-class IdRows:
-    """From ids to rows of a table of their own.
+def vocabulary_rows(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Rows of ids, float32 ``[2 * (V + 1), C]``: one per id, one of zeros for all beyond; as many of the id before.
 
     Args:
         tensors: ``id_codes`` and ``previous_codes``, int8 ``[V, R]``, with float32 ``id_weights`` and
             ``previous_weights``, ``[R, C]``, which take R numbers to a row; R may differ.
-
-    Attributes:
-        table_KC: float32: a row per id and one of zeros for all beyond; the same of the id before, where the row of
-            zeros is also for none.
     """
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._vocab_size = len(tensors["id_codes"])
-        parts = []
-        for name in ("id", "previous"):
-            rows_VC = tensors[f"{name}_codes"].float() @ tensors[f"{name}_weights"]
-            parts += [rows_VC, torch.zeros(1, rows_VC.shape[1])]
-        self.table_KC = torch.cat(parts)
-
-    def __call__(self, ids_T: Tensor, previous_T: Tensor) -> Tensor:
-        """Rows of each token, int64 ``[T, 2]``: of its id and of the id before.
-
-        Args:
-            ids_T: int64.
-            previous_T: int64, -1 for none.
-        """
-        none = self._vocab_size
-        previous_T = previous_T.masked_fill(previous_T < 0, none)
-        rows_T2 = torch.stack([ids_T, previous_T], 1).clamp_(max=none)
-        rows_T2[:, 1] += none + 1
-        return rows_T2
+    parts = []
+    for name in ("id", "previous"):
+        rows_VC = tensors[f"{name}_codes"].float() @ tensors[f"{name}_weights"]
+        parts += [rows_VC, torch.zeros(1, rows_VC.shape[1])]
+    return torch.cat(parts)
 
 
 def has_id_numbers(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether any of the tensors of IdRows is there."""
+    """Whether any of the tensors of ``vocabulary_rows`` is there."""
     return any(name in tensors for name in NAMES)
 
 
 def check_id_numbers(tensors: Mapping[str, Tensor], *, columns: int) -> str | None:
-    """What is wrong with the tensors of IdRows beside a table of C ``columns``; None where nothing is."""
+    """What is wrong with the tensors of ``vocabulary_rows`` beside a table of C ``columns``; None where nothing is."""
     if missing := [name for name in NAMES if name not in tensors]:
         return f"tensor {missing[0]} is missing"
     for kind in ("id", "previous"):

@@ -4,10 +4,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from tokenrouter.kernels import KernelSet, ReferenceKernels
 from tokenrouter.routers.artifact import Artifact, Kind
 from tokenrouter.routers.base import Seen
 from tokenrouter.routers.learned import LearnedRouter
-from tokenrouter.routers.lookup import Scorer
+from tokenrouter.routers.lookup import router_table
 from tokenrouter.types import RouteInput
 
 
@@ -18,10 +19,19 @@ class MLPRouter(LearnedRouter):
     kind: ClassVar[Kind] = "mlp"
     sees: frozenset[Seen] = frozenset({"ids", "positions"})
 
+    _kernels: KernelSet = ReferenceKernels()
+
+    def use_kernels(self, kernels: KernelSet) -> None:
+        """See Router."""
+        self._kernels = kernels
+
     def load(self, artifact: Artifact) -> None:
         """See LearnedRouter."""
-        self._scorer = Scorer(artifact.bins, artifact.tensors)
+        self._table = router_table(artifact.bins, artifact.tensors)
 
     def score(self, inputs: RouteInput) -> Tensor:
         """See LearnedRouter."""
-        return self._scorer(inputs.values_TF, inputs.ids_T, inputs.phase_T)[:, 0]
+        score_TG = self._kernels.router_mlp(
+            inputs.values_TF, inputs.ids_T, inputs.phase_T, self._table
+        )
+        return score_TG[:, 0]

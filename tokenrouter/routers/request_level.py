@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tokenrouter.features.base import Dependency
+from tokenrouter.kernels import KernelSet
 from tokenrouter.routers.base import HIGH, MANY_LAYERS, Router
 from tokenrouter.routers.budget import check_frac
 from tokenrouter.routers.rule import RuleRouter
@@ -72,6 +73,10 @@ class RequestLevelRouter(Router):
     def use_for(self, *, model: str, model_hash: str, low: str | None) -> None:
         """The inner router hears of it."""
         self.inner.use_for(model=model, model_hash=model_hash, low=low)
+
+    def use_kernels(self, kernels: KernelSet) -> None:
+        """The inner router hears of them."""
+        self.inner.use_kernels(kernels)
 
     def calibrate(self, inputs: Sequence[RouteInput]) -> None:
         """Calibrates on whole requests: shares of their prompts, weighted by their tokens.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tokenrouter.features.base import Dependency
+from tokenrouter.kernels import KernelSet
 from tokenrouter.routers.answers import CacheCounts
 from tokenrouter.routers.base import Router
 from tokenrouter.routers.rule import RuleRouter
@@ -81,6 +82,10 @@ class WrapperRouter(Router):
     def use_for(self, *, model: str, model_hash: str, low: str | None) -> None:
         """The inner router hears of it."""
         self.inner.use_for(model=model, model_hash=model_hash, low=low)
+
+    def use_kernels(self, kernels: KernelSet) -> None:
+        """The inner router hears of them."""
+        self.inner.use_kernels(kernels)
 
     def calibrate(self, inputs: Sequence[RouteInput]) -> None:
         """Calibrates the inner router."""

@@ -102,6 +102,7 @@ def run(job: Job) -> None:
         advance("model")
         pool = build_pool(spec, model, kernels=cfg.kernels.backend)
         router.use_for(model=model.name, model_hash=model.model_hash, low=pool.low_name)
+        router.use_kernels(pool.kernels)
         advance("executors")
         texts = [build.encode_text(source.name, side, model.tokenizer) for side in documents]
         sides = Sides(

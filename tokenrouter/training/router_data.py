@@ -21,8 +21,9 @@ from torch.utils.data import (
 )
 
 from tokenrouter.features import FEATURES, where_they_exist
+from tokenrouter.kernels.router_mlp.reference import rows_of
 from tokenrouter.routers.id_numbers import PREVIOUS
-from tokenrouter.routers.lookup import Bins, RowFinder
+from tokenrouter.routers.lookup import Bins, bin_rows
 from tokenrouter.training.id_inputs import IdInputs
 from tokenrouter.training.losses import SHARES
 from tokenrouter.training.storage import LabelStore
@@ -132,7 +133,7 @@ class RouterData(lightning.LightningDataModule):
 
     def rows(self, examples: Examples) -> Tensor:
         """Rows of the table per token, int64 ``[N, R]``."""
-        return RowFinder(self.bins)(examples.values_NF, examples.ids_N)
+        return rows_of(examples.values_NF, examples.ids_N, bin_rows(self.bins))
 
     def previous(self, examples: Examples) -> Tensor:
         """The id before each token, int64 ``[N]``; -1 for none, or where the feature is not learned from."""

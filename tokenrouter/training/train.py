@@ -14,8 +14,9 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from tokenrouter.checks import check_flag
+from tokenrouter.kernels import ReferenceKernels
 from tokenrouter.routers.artifact import Kind
-from tokenrouter.routers.lookup import Bins, Scorer
+from tokenrouter.routers.lookup import Bins, router_table
 from tokenrouter.routers.trees import import_lightgbm
 from tokenrouter.training.losses import LOSSES, LossName, mean_gain
 from tokenrouter.training.router_data import Examples, RouterData
@@ -148,9 +149,10 @@ def train(
         datamodule=data,
     )
     bins, tensors = router_tensors(module, data, options.id_numbers, options.previous_numbers)
-    scorer = Scorer(bins, tensors)
+    kernels, table = ReferenceKernels(), router_table(bins, tensors)
     train_N, valid_N = (
-        scorer(part.values_NF, part.ids_N, part.phase_N)[:, 0] for part in (data.train, data.valid)
+        kernels.router_mlp(part.values_NF, part.ids_N, part.phase_N, table)[:, 0]
+        for part in (data.train, data.valid)
     )
     return Trained(
         kind=options.kind,

@@ -6,6 +6,7 @@
 namespace tr {
 
 void bind_rows(pybind11::module_& m);
+void bind_router(pybind11::module_& m);
 void bind_products(pybind11::module_& m);
 void bind_layers(pybind11::module_& m);
 void bind_attention(pybind11::module_& m);

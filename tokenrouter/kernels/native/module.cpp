@@ -23,6 +23,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     m.def("isa", &isa_name);
     m.def("limit_isa", &limit_isa);
     tr::bind_rows(m);
+    tr::bind_router(m);
     tr::bind_products(m);
     tr::bind_layers(m);
     tr::bind_attention(m);

@@ -1,4 +1,4 @@
-"""The row-wise operators of the native backend."""
+"""The row-wise operators of the native backend, and the learned router's score."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tokenrouter.kernels.checks import check_gate_up, check_rows
 from tokenrouter.kernels.reference import ReferenceKernels
-from tokenrouter.kernels.values import Cut, QuantizedRows
+from tokenrouter.kernels.values import Cut, QuantizedRows, RouterTable
 
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -87,3 +87,15 @@ class NativeRows(ReferenceKernels):
             return super().draw_cut(x_TV, inverse_temperature_T, uniform_T, cut)
         ids_T: Tensor = self._module.draw_cut(x_TV, inverse_temperature_T, uniform_T, *cut)
         return ids_T
+
+    def router_mlp(
+        self, values_TF: Tensor, ids_T: Tensor, phase_T: Tensor, table: RouterTable
+    ) -> Tensor:
+        """See KernelSet. Where gradients are asked for, the reference runs."""
+        bins, table_KC, head_PGH, *vocabulary = table
+        if torch.is_grad_enabled() and (table_KC.requires_grad or head_PGH.requires_grad):
+            return super().router_mlp(values_TF, ids_T, phase_T, table)
+        score_TG: Tensor = self._module.router_mlp(
+            values_TF, ids_T, phase_T, *bins, table_KC, head_PGH, *vocabulary
+        )
+        return score_TG
