@@ -30,12 +30,14 @@ class TrainSource:
     Attributes:
         data: folder of a data set of task=collect.
         layers: whose labels are added up; None: all.
+        texts: names of sources in the data set to learn from; None: all.
         layer_groups: how many of like need may be decided about one by one, see ``checked_groups``; None: none.
         path: of the trained router's json file; None: ``router.json`` in the run folder.
     """
 
     data: str
     layers: Sequence[int] | None = None
+    texts: Sequence[str] | None = None
     layer_groups: int | str | None = "auto"
     path: str | None = None
 
@@ -52,10 +54,11 @@ def run(job: Job) -> None:
             source.data,
             features=options.features,
             layers=layers,
+            texts=source.texts,
             batch_size=options.batch_size,
             min_id_count=options.min_id_count,
             seed=cfg.seed,
-            id_inputs=_id_inputs(cfg, source.data) if options.id_numbers else None,
+            id_inputs=_id_inputs(cfg, source) if options.id_numbers else None,
         )
         num_groups = checked_groups(source.layer_groups, data, options)
         advance("data")
@@ -85,17 +88,17 @@ def run(job: Job) -> None:
     _print_summary(valid, path, artifact.kind)
 
 
-def _id_inputs(cfg: DictConfig, data: str) -> IdInputs:
+def _id_inputs(cfg: DictConfig, source: TrainSource) -> IdInputs:
     """What the model's embedding and the data set's entropies tell of ids."""
-    store = LabelStore(data)
+    store = LabelStore(source.data)
     facts = store.about
-    entropies = load_entropies(store.path, without=store.finished())
+    entropies = load_entropies(store.path, without=store.finished(), texts=source.texts)
     model = build.load(cfg, "float32")
     if model.model_hash != facts["model_hash"]:
         raise ValueError(
-            f"{data} holds labels of the model {facts['model']} ({facts['model_hash']}), and model= is {model.name} "
-            f"({model.model_hash}), whose embedding trainer.id_numbers={cfg.trainer.id_numbers} looks at: choose that "
-            "model, or set trainer.id_numbers=0"
+            f"{source.data} holds labels of the model {facts['model']} ({facts['model_hash']}), and model= is "
+            f"{model.name} ({model.model_hash}), whose embedding trainer.id_numbers={cfg.trainer.id_numbers} looks "
+            "at: choose that model, or set trainer.id_numbers=0"
         )
     return make_id_inputs(model.weights.embed_VE, entropies)
 

@@ -21,6 +21,7 @@ from tokenrouter.features.signals import LOGIT_SIGNALS
 from tokenrouter.features.uncertainty import uncertainty
 from tokenrouter.files import replace_file
 from tokenrouter.training.gradients import HEAD_ROWS, DifferentiableDecoder, Trace
+from tokenrouter.training.storage import text_of
 from tokenrouter.training.windows import Window
 
 FOLDER = "entropies"
@@ -106,18 +107,25 @@ def collect_entropies(
         on_done(window, was_there)
 
 
-def load_entropies(folder: Path, without: Collection[str]) -> Entropies:
+def load_entropies(
+    folder: Path, without: Collection[str], texts: Collection[str] | None = None
+) -> Entropies:
     """What ``collect_entropies`` stored.
 
     Args:
         folder: of the data set.
         without: names of windows to leave out: a token to learn from must not be in its own statistics.
+        texts: names of sources; None: of all.
 
     Raises:
         ValueError: there are none, or one is damaged.
     """
     files = sorted((folder / FOLDER).glob("*.safetensors"))
-    found = [_read(path) for path in files if path.stem not in without]
+    found = [
+        _read(path)
+        for path in files
+        if path.stem not in without and (texts is None or text_of(path.stem) in texts)
+    ]
     if not found:
         raise ValueError(
             f"{folder} holds no entropies beside its labels: run its task=collect command again with "

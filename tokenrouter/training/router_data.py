@@ -64,6 +64,7 @@ class RouterData(lightning.LightningDataModule):
         path: folder of the data set.
         features: names of those to learn from; None: all that are stored.
         layers: whose labels are added up; None: all that run after the decision.
+        texts: names of sources to learn from; None: all.
         batch_size: tokens.
         min_id_count: an id that occurs so often in training gets a row of its own.
         seed: of the order of the batches.
@@ -80,6 +81,7 @@ class RouterData(lightning.LightningDataModule):
         *,
         features: Sequence[str] | None = None,
         layers: Sequence[int] | None = None,
+        texts: Sequence[str] | None = None,
         batch_size: int = 1024,
         min_id_count: int = 2,
         seed: int = 0,
@@ -88,6 +90,9 @@ class RouterData(lightning.LightningDataModule):
         super().__init__()
         store = LabelStore(path)
         self.facts = store.about
+        if texts is not None:
+            known = self.facts["texts"]
+            self.facts["texts"] = {name: known[name] for name in known if name in texts}
         if self.facts["kind"] != "precision":
             raise ValueError(
                 f"{path} holds {self.facts['kind']} labels ({self.facts['label']}), and a router of precision needs "
@@ -103,8 +108,10 @@ class RouterData(lightning.LightningDataModule):
             )
         columns = _label_columns(self.facts, layers)
         read = [stored.index(name) for name in self.features]
-        self.train = _examples(store, "train", read, columns, self.features)
-        self.valid = _examples(store, "valid", read, columns, self.features)
+        self.train, self.valid = (
+            _examples(store, split, texts, read, columns, self.features)
+            for split in ("train", "valid")
+        )
         if id_inputs is not None and PREVIOUS not in self.features:
             raise ValueError(
                 f"trainer.id_numbers above 0 needs the feature {PREVIOUS}: add it to trainer.features, or set "
@@ -183,12 +190,13 @@ def _label_columns(facts: dict[str, Any], layers: Sequence[int] | None) -> list[
 def _examples(
     store: LabelStore,
     split: str,
+    texts: Sequence[str] | None,
     features: list[int],
     columns: list[int],
     names: Sequence[str],
 ) -> Examples:
     """One split, checked."""
-    rows = store.load(split).select_columns(list(COLUMNS)).with_format("numpy")[:]
+    rows = store.load(split, texts).select_columns(list(COLUMNS)).with_format("numpy")[:]
     values_NF = torch.from_numpy(rows["features"])[:, features].float()
     phase_N = torch.from_numpy(rows["phase"]).long()
     exists_NF = where_they_exist(names, phase_N)

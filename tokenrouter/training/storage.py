@@ -7,7 +7,7 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,11 @@ from tokenrouter.files import replace_file
 
 FORMAT_VERSION = 1
 _PARTIAL = ".partial"
+
+
+def text_of(window: str) -> str:
+    """The source of the window of that name, ``<split>-<text>-<number>``."""
+    return window.split("-", 1)[1].rsplit("-", 1)[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,14 +137,31 @@ class LabelStore:
         datasets.Dataset.from_dict(values, features=schema).save_to_disk(str(partial))
         os.replace(partial, folder)
 
-    def load(self, split: str | None = None) -> datasets.Dataset:
+    def load(
+        self, split: str | None = None, texts: Collection[str] | None = None
+    ) -> datasets.Dataset:
         """All rows of a split (``train``, ``valid``; None: of both), window by window.
 
+        Args:
+            split: None: of both.
+            texts: names of sources; None: of all.
+
         Raises:
-            ValueError: no data set, or one without rows of the split.
+            ValueError: no data set, one without rows of the split, or a text that it has not.
         """
         about = self.about
-        names = sorted(n for n in self.finished() if split is None or n.startswith(f"{split}-"))
+        known = self.finished()
+        if missing := sorted(set(texts or ()) - set(map(text_of, known))):
+            raise ValueError(
+                f"{self.path} has no rows of {', '.join(missing)}; it has: "
+                f"{', '.join(sorted(set(map(text_of, known))))}"
+            )
+        names = sorted(
+            name
+            for name in known
+            if (split is None or name.startswith(f"{split}-"))
+            and (texts is None or text_of(name) in texts)
+        )
         if not names:
             of_split = f" of the split {split!r}" if split else ""
             raise ValueError(
