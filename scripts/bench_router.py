@@ -1,7 +1,7 @@
 """What routers are worth on held-out text: KL, the share of an oracle's gain, throughput, and what a decision costs.
 
 python scripts/bench_router.py [--quick] [--executor int8|int8_smooth] [--windows N] [--texts NAME ...] [--json PATH]
-    [--plots FOLDER] [--routers FOLDER]
+    [--plots FOLDER] [--routers FOLDER] [--phases prefill|decode ...] [--compared ROUTER ...]
 
 Windows of 2,048 tokens from the evaluation side of each text, at 5, 10 and 20 % of the decided tokens high. KL is to
 float32, on a float32 simulation of both paths. Each window is run in both phases. Prefill: the window is a prompt.

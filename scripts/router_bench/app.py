@@ -7,13 +7,14 @@ from typing import Any
 
 from tokenrouter.evaluation.bench import MODEL, log_plainly, parser_for, provenance_of, put_out
 from tokenrouter.models import load_model
+from tokenrouter.types import Phase
 
 from .arguments import add_text_options, check_text_options
 from .cost import router_costs, smooth_serving
 from .measures import Smoothed, measure_smoothed, measure_text
 from .plots import plot_text
 from .report import as_json, cost_lines, equal_speed_lines, table
-from .setup import EXECUTORS, PLAIN, Bench, build
+from .setup import COMPARED, EXECUTORS, PLAIN, Bench, build
 from .sizes import QUICK, Sizes
 from .summary import Row, at_equal_speed, claims, rows_of
 from .throughput import Speeds, measure_speeds
@@ -32,9 +33,10 @@ def run(bench: Bench, plots: Path | None = None) -> dict[str, Any]:
     speeds: Speeds | None = None
     for text in bench.texts:
         found = measure_text(bench, text)
-        speeds = speeds or measure_speeds(bench, found.layers)
+        if Phase.PREFILL in bench.phases:
+            speeds = speeds or measure_speeds(bench, found.layers)
         own = rows_of(text.name, found.by_key, speeds)
-        beside = at_equal_speed(text.name, found.by_key, speeds)
+        beside = {} if speeds is None else at_equal_speed(text.name, found.by_key, speeds)
         smoothed[text.name] = measure_smoothed(bench, text)
         print(table(own), equal_speed_lines(beside), sep="\n", flush=True)
         if plots is not None:
@@ -58,6 +60,8 @@ def run(bench: Bench, plots: Path | None = None) -> dict[str, Any]:
         "executor": bench.executor,
         "routers": {executor: sorted(kinds) for executor, kinds in bench.trained.items()},
         "window_tokens": {text.name: len(text.windows[0]) for text in bench.texts},
+        "phases": [phase.name.lower() for phase in bench.phases],
+        "compared": list(bench.compared),
         "sizes": asdict(bench.sizes),
         "rows": rows,
     }
@@ -87,6 +91,19 @@ def _parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--executor", choices=EXECUTORS, default=PLAIN, help="default: int8")
     add_text_options(parser, Sizes().windows)
     parser.add_argument(
+        "--phases",
+        nargs="+",
+        choices=[phase.name.lower() for phase in Phase],
+        default=[phase.name.lower() for phase in Phase],
+        help="in which windows are run (default: both)",
+    )
+    parser.add_argument(
+        "--compared",
+        nargs="+",
+        choices=COMPARED,
+        help="routers that are judged beside the mlp, random, oracle and layerwise (default: all)",
+    )
+    parser.add_argument(
         "--plots", type=Path, metavar="FOLDER", help="write a picture per text here"
     )
     return parser
@@ -108,6 +125,8 @@ def main(description: str) -> None:
         texts=args.texts,
         data_dir=args.data_dir,
         routers=args.routers,
+        phases=[Phase[name.upper()] for name in dict.fromkeys(args.phases)],
+        compared=args.compared,
     )
     provenance = provenance_of(model)
     found = {**run(bench, args.plots), "quick": args.quick, "provenance": provenance}

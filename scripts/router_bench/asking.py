@@ -81,8 +81,9 @@ def calibrated(bench: Bench, text: Text) -> dict[float, dict[str, Router]]:
     known = {tuple(ids): logit_signals(bench, ids) for ids in some}
     found: dict[float, dict[str, Router]] = {}
     for share in bench.sizes.shares:
-        entropy = EntropyRouter(budget=Budget(high_frac=share))
-        routers = bench.scored(share) | {"entropy": entropy}
+        routers = bench.scored(share)
+        if "entropy" in bench.compared and Phase.DECODE in bench.phases:
+            routers["entropy"] = EntropyRouter(budget=Budget(high_frac=share))
         found[share] = {name: with_thresholds(bench, text, r, known) for name, r in routers.items()}
     return found
 

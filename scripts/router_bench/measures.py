@@ -100,7 +100,7 @@ def _answers(
 ) -> list[Routing]:
     """All routings of a window, of both phases."""
     signals = logit_signals(bench, ids)
-    windows = [asked(bench, ids, label_NL, signals, phase) for phase in Phase]
+    windows = [asked(bench, ids, label_NL, signals, phase) for phase in bench.phases]
     return [answer for window in windows for answer in routings(bench, window, routers, layers)]
 
 

@@ -27,6 +27,7 @@ def plot_text(rows: Sequence[Row], path: Path) -> Path:
         _panel("Forced prefill against throughput", speed, prefill, _speed),
         _panel("Forced decode", "high share of the work, %", decode, _share_pct),
     ]
+    panels = [panel for panel in panels if panel.curves]
     caption = f"{rows[0]['text']}; equal shares of high tokens; bars: 90 % of a bootstrap over windows, and turns"
     return plot_curves(panels, path, y_label="KL to float32, mnat per token", caption=caption)
 

@@ -27,6 +27,7 @@ from tokenrouter.routers.artifact import PRETRAINED, Kind, read_artifact
 from tokenrouter.routers.budget import Budget
 from tokenrouter.training.gradients import DifferentiableDecoder
 from tokenrouter.training.low_path import low_path
+from tokenrouter.types import Phase
 from tokenrouter.workloads import calibration_documents, evaluation_documents, windows
 
 from .sizes import Sizes
@@ -39,6 +40,7 @@ EXECUTORS = (PLAIN, SMOOTH)
 TOKENS_ONLY = "mlp_tokens"
 """The mlp, all layers of a token on one path."""
 LEARNED = {"mlp": MLPRouter, "linear": LinearRouter, "trees": TreesRouter}
+COMPARED = ("rule", "entropy", *LEARNED, TOKENS_ONLY)
 Trained = Mapping[str, Mapping[str, Path]]
 
 
@@ -67,6 +69,8 @@ class Bench:
         decoders: of both low paths, by executor.
         trained: files of trained routers by executor and kind; there is an mlp for ``executor``.
         texts: to measure KL on.
+        phases: in which windows are run.
+        compared: which routers are judged, of ``COMPARED``; the mlp always is.
     """
 
     sizes: Sizes
@@ -76,6 +80,8 @@ class Bench:
     decoders: Mapping[str, DifferentiableDecoder]
     trained: Trained
     texts: Sequence[Text]
+    phases: Sequence[Phase] = tuple(Phase)
+    compared: Sequence[str] = COMPARED
 
     def learned(
         self, kind: str, executor: str, share: float, *, layer_groups: bool = True
@@ -90,13 +96,13 @@ class Bench:
 
     def scored(self, share: float) -> dict[str, Router]:
         """Rule, all trained routers, and the mlp where all layers of a token go one way; without thresholds."""
-        learned = {
-            kind: self.learned(kind, self.executor, share) for kind in self.trained[self.executor]
-        }
-        if learned["mlp"].layer_groups is not None:
-            tokens = self.learned("mlp", self.executor, share, layer_groups=False)
-            learned[TOKENS_ONLY] = tokens
-        return {"rule": RuleRouter(budget=Budget(high_frac=share)), **learned}
+        found: dict[str, Router] = {"rule": RuleRouter(budget=Budget(high_frac=share))}
+        for kind in self.trained[self.executor]:
+            found[kind] = router = self.learned(kind, self.executor, share)
+            if kind == "mlp" and router.layer_groups is not None:
+                tokens = self.learned(kind, self.executor, share, layer_groups=False)
+                found[TOKENS_ONLY] = tokens
+        return {name: found[name] for name in found if name in {"mlp", *self.compared}}
 
     @property
     def layer_order(self) -> list[int] | None:
@@ -117,6 +123,8 @@ def build(
     texts: Sequence[str],
     data_dir: str | None,
     routers: Path | None = None,
+    phases: Sequence[Phase] = tuple(Phase),
+    compared: Sequence[str] | None = None,
 ) -> Bench:
     """Reads the texts and packs both low paths.
 
@@ -127,6 +135,8 @@ def build(
         texts: names of ``conf/data``.
         data_dir: folder of local sets.
         routers: folder of trained routers; None: those that come with the package.
+        phases: in which windows are run.
+        compared: which routers are judged beside the mlp; None: all.
 
     Raises:
         ValueError: a text is missing or too short, or there is no mlp for the executor.
@@ -147,6 +157,8 @@ def build(
         },
         trained=trained,
         texts=[load_text(name, data_dir, model.tokenizer, sizes) for name in texts],
+        phases=tuple(phases),
+        compared=COMPARED if compared is None else tuple(compared),
     )
 
 

@@ -23,13 +23,13 @@ Found = Mapping[Key, Measured]
 Row = dict[str, Any]
 
 
-def rows_of(text: str, found: Found, speeds: Speeds) -> list[Row]:
+def rows_of(text: str, found: Found, speeds: Speeds | None) -> list[Row]:
     """A row per phase, share, router and pick, in the order of measuring.
 
     Args:
         text: its name.
         found: of ``measure_text``.
-        speeds: of prefill.
+        speeds: of prefill; None where only decode was run.
 
     Raises:
         ValueError: fewer than two windows.
@@ -38,7 +38,7 @@ def rows_of(text: str, found: Found, speeds: Speeds) -> list[Row]:
     rows = []
     for key in sorted(found, key=lambda key: (key[0], key[3])):
         row = _row(text, key, found, bootstrap)
-        if key[0] == Phase.PREFILL:
+        if key[0] == Phase.PREFILL and speeds is not None:
             turns = speeds.vs_all_high(key[1], row["high_frac"])
             row["prefill_tok_s_vs_all_high"] = asdict(spread(turns))
         rows.append(row)
@@ -53,7 +53,8 @@ def at_equal_speed(text: str, found: Found, speeds: Speeds) -> dict[str, Any]:
         found: of ``measure_text``.
         speeds: of prefill.
     """
-    by_rival = {rival: compared(found, speeds, rival) for rival in RIVALS}
+    known = {key[1] for key in found if key[0] == Phase.PREFILL}
+    by_rival = {rival: compared(found, speeds, rival) for rival in RIVALS if rival in known}
     verdicts = [row[f"{JUDGED}_is"] for rows in by_rival.values() for row in rows]
     return {
         f"mlp_at_equal_tok_s_{text}": overall(verdicts),
@@ -79,7 +80,8 @@ def claims(rows: Sequence[Row], smoothed: Mapping[str, Smoothed | None]) -> dict
             ("decode", "rank", "_decode_rank"),
         ):
             wanted = {"text": text, "phase": phase, "router": JUDGED, "pick": pick}
-            own = [row for row in rows if wanted.items() <= row.items()]
+            if not (own := [row for row in rows if wanted.items() <= row.items()]):
+                continue
             gains = [row["gain_frac"]["value"] for row in own]
             found[f"mlp{part}_oracle_gain_frac_{text}"] = None if None in gains else min(gains)
             found[f"mlp{part}_kl_vs_random_{text}"] = own[-1]["vs_random"]["value"]
