@@ -22,10 +22,11 @@ tokens; the same choice has the same KL in both phases. Routers:
 AUROC and recall are within a window: of the 10 % largest labels, and of as many as the share. Brackets are 90 % of a
 bootstrap over windows; a difference whose interval holds 0 is a tie.
 
-Throughput is that of an engine with a bfloat16 high path which runs a prompt of 1,024 tokens, the router's time
-included, as a multiple of all_high's: measured per router at each share, in turns, and read in between by a line (the
-oracle is as fast as random). Decode's is not measured. "At equal throughput" compares the mlp with rule and layerwise
-where they are as fast, on their own curves. ``--plots`` draws all curves, a picture per text.
+Throughput is that of an engine with a bfloat16 high path which runs a prompt of 1,024 tokens, or decodes 32 requests in
+mixed forwards, the router's time included, as a multiple of all_high's: measured per router at each share, in turns,
+and read in between by a line (the oracle is as fast as random; entropy's is not measured). "At equal throughput"
+compares the mlp with rule and layerwise where they are as fast, on their own curves. ``--plots`` draws all curves, a
+picture per text.
 
 At the end the routers' time on 32 decode tokens and on a chunk of 1,024, beside the executors' time for the same tokens
 in an engine, and requests served on the smoothed path with a learned 5 % beside all_high. Last comes one JSON object.

@@ -51,7 +51,8 @@ def test_one_phase_and_some_routers(folder: Path, tmp_path: Path) -> None:
     assert {row["phase"] for row in decode["rows"]} == {"decode"} == set(decode["phases"])
     names = {row["router"] for row in decode["rows"]}
     assert names == {"all_low", "random", "oracle", "layerwise", "mlp", "entropy"}
-    assert decode["prefill"] is None and not any("equal_tok_s" in key for key in decode)
+    assert "prefill" not in decode and "mlp_at_equal_tok_s_python_docs" not in decode
+    assert "mlp_decode_vs_layerwise_at_equal_tok_s_python_docs" in decode
     assert "mlp_decode_oracle_gain_frac_python_docs" in decode
     assert "mlp_oracle_gain_frac_python_docs" not in decode
     prefill = printed(

@@ -45,7 +45,7 @@ def test_speeds_are_measured_with_the_share_that_they_stand_for(
         return {name: partial(float, 2.0 if name == "all_high" else 1.0) for name in llms}
 
     monkeypatch.setattr("tokenrouter.evaluation.ratios.prefill_runs", keep)
-    speeds = measure_speeds(bench, [2, 0, 1, 3], dtype="float32")
+    speeds = measure_speeds(bench, [2, 0, 1, 3], Phase.PREFILL, dtype="float32")
     num_tokens = QUICK.chunk_tokens
     assert speeds.all_high_tok_s.median == num_tokens / 2
     names = {"all_low", "layerwise", "random", "rule", "mlp"}
@@ -55,6 +55,21 @@ def test_speeds_are_measured_with_the_share_that_they_stand_for(
     assert all(turns == [0.5] for times in speeds.times.values() for _, turns in times)
     fixed = served["layerwise 0.25"]
     assert isinstance(fixed, LayerwiseRouter) and fixed.high_layers == (2,)
+
+
+def test_decode_is_measured_with_the_share_that_was_decoded(bench: Bench) -> None:
+    """A share of the prompt's, prompts that count as decode, and a map of layers that is said to go by tokens."""
+    speeds = measure_speeds(bench, [2, 0, 1, 3], Phase.DECODE, dtype="float32")
+    assert set(speeds.times) == {"all_low", "layerwise", "random", "rule", "mlp"}
+    assert speeds.times["all_low"][0][0] == 0.0
+    assert [share for share, _ in speeds.times["layerwise"]] == [0.25, 0.25]
+    for name in ("random", "rule", "mlp"):
+        shares = [share for share, _ in speeds.times[name]]
+        assert shares == sorted(shares) and 0 <= shares[0] <= shares[-1] <= 1
+    few, many = (share for share, _ in speeds.times["random"])
+    assert 0 < few < 0.12 < many < 0.35, "counted, so not to the digit what was asked for"
+    assert (few, many) != QUICK.shares
+    assert all(len(turns) == QUICK.turns for times in speeds.times.values() for _, turns in times)
 
 
 def test_another_router_is_compared_where_it_is_as_fast() -> None:
@@ -88,13 +103,13 @@ def test_another_router_is_compared_where_it_is_as_fast() -> None:
         name: [(share, [turns[1]] * 3) for share, turns in times]
         for name, times in SPEEDS.times.items()
     } | {"mlp": [(0.05, [0.7] * 3), (0.2, [0.9] * 3)]}
-    [row] = compared(found, replace(SPEEDS, times=steady), "rule")
+    [row] = compared(found, replace(SPEEDS, times=steady), "rule", Phase.PREFILL)
     speed = 1 / 0.7
     rule = 2 + 4 * (speed - 1 / 0.8) / (1 / 0.6 - 1 / 0.8)
     assert row["tok_s_vs_all_high"] == pytest.approx(speed)
     assert row["kl_ratio"]["value"] == pytest.approx(3 / rule) and row["mlp_is"] == "better"
     unsteady = steady | {"mlp": [(0.05, [0.7, 0.6, 0.95]), (0.2, [0.9] * 3)]}
-    [row] = compared(found, replace(SPEEDS, times=unsteady), "rule")
+    [row] = compared(found, replace(SPEEDS, times=unsteady), "rule", Phase.PREFILL)
     assert row["mlp_is"] == "tie" and row["kl_ratio"]["low"] < 1 < row["kl_ratio"]["high"]
     assert overall(["better", "better"]) == "better"
     assert overall(["better", "tie"]) == "tie"

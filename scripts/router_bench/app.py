@@ -30,13 +30,14 @@ def run(bench: Bench, plots: Path | None = None) -> dict[str, Any]:
     rows: list[Row] = []
     smoothed: dict[str, Smoothed | None] = {}
     equal: dict[str, Any] = {}
-    speeds: Speeds | None = None
+    speeds: dict[Phase, Speeds] = {}
     for text in bench.texts:
         found = measure_text(bench, text)
-        if Phase.PREFILL in bench.phases:
-            speeds = speeds or measure_speeds(bench, found.layers)
+        for phase in bench.phases:
+            if phase not in speeds:
+                speeds[phase] = measure_speeds(bench, found.layers, phase)
         own = rows_of(text.name, found.by_key, speeds)
-        beside = {} if speeds is None else at_equal_speed(text.name, found.by_key, speeds)
+        beside = at_equal_speed(text.name, found.by_key, speeds)
         smoothed[text.name] = measure_smoothed(bench, text)
         print(table(own), equal_speed_lines(beside), sep="\n", flush=True)
         if plots is not None:
@@ -56,7 +57,7 @@ def run(bench: Bench, plots: Path | None = None) -> dict[str, Any]:
         "router_prefill_us_per_token": mlp["prefill_us_per_token"],
         "smooth5_vs_all_high_range": serving and [serving.min, serving.max],
         "costs": costs,
-        "prefill": speeds and asdict(speeds),
+        **{phase.name.lower(): asdict(found) for phase, found in speeds.items()},
         "executor": bench.executor,
         "routers": {executor: sorted(kinds) for executor, kinds in bench.trained.items()},
         "window_tokens": {text.name: len(text.windows[0]) for text in bench.texts},

@@ -108,7 +108,7 @@ def smooth_serving(bench: Bench, dtype: str = "bfloat16") -> Spread | None:
 def decode_batch(ids: Sequence[int], context: int, types: TokenTypeTable) -> TokenBatch:
     """The newest tokens of 32 requests that begin at different places, each behind a prompt of ``context`` tokens."""
     parts = []
-    for row, prompt in enumerate(_prompts(ids, context + 1)):
+    for row, prompt in enumerate(spread_prompts(ids, context + 1)):
         batch = sequence_batch(prompt, prompt_len=context, row=row, token_types=types)
         parts.append(batch.select(torch.tensor([context])))
     return TokenBatch(
@@ -128,7 +128,8 @@ def some_ids(bench: Bench) -> list[int]:
     return own * -(-wanted // len(own))
 
 
-def _prompts(ids: Sequence[int], length: int) -> list[list[int]]:
+def spread_prompts(ids: Sequence[int], length: int) -> list[list[int]]:
+    """32 prompts that begin at different places."""
     gap = (len(ids) - length) // DECODE_BATCH
     return [list(ids[row * gap : row * gap + length]) for row in range(DECODE_BATCH)]
 
@@ -153,7 +154,7 @@ def _extractor(router: Router, batch: TokenBatch, types: TokenTypeTable) -> Feat
 
 def _decode_s(llm: LLM, ids: Sequence[int], sizes: Sizes) -> tuple[float, float]:
     """Executors' seconds per token where 32 requests decode, and the engine's own overhead."""
-    prompts = _prompts(ids, sizes.context)
+    prompts = spread_prompts(ids, sizes.context)
     with timing.DecodeBatch(llm, prompts, num_steps=sizes.decode_steps) as batch:
         stats = llm.engine.stats
         stats.reset()

@@ -1,4 +1,4 @@
-"""Whether the learned router is closer to the reference than others that are as fast as it is, in prefill.
+"""Whether the learned router is closer to the reference than others that are as fast as it is, in each phase.
 
 Another router at the same share of high tokens is faster or slower, by what its decision costs. So its KL is read off
 its own curve of KL against throughput, where the learned router's throughput is: by a line between its two neighbours
@@ -40,22 +40,25 @@ class Point(NamedTuple):
     kl: Tensor
 
 
-def compared(found: Mapping[Key, Measured], speeds: Speeds, rival: str) -> list[dict[str, Any]]:
+def compared(
+    found: Mapping[Key, Measured], speeds: Speeds, rival: str, phase: Phase
+) -> list[dict[str, Any]]:
     """Per share the mlp's KL over that of ``rival`` at the mlp's throughput, its interval and what that means.
 
     Args:
         found: of one text.
-        speeds: of the same executor.
+        speeds: of the same executor and phase.
         rival: of ``RIVALS``.
+        phase: of the tokens that are decided.
     """
-    low = found[Phase.PREFILL, "all_low", "exact", 0.0]
+    low = found[phase, "all_low", "exact", 0.0]
     draws = _Draws(speeds, num_windows=len(low.kl_WN))
-    shares = sorted(key[3] for key in found if key[:3] == (Phase.PREFILL, JUDGED, "rank"))
-    own = [m for key, m in found.items() if key[:3] == (Phase.PREFILL, rival, RIVALS[rival])]
+    shares = sorted(key[3] for key in found if key[:3] == (phase, JUDGED, "rank"))
+    own = [m for key, m in found.items() if key[:3] == (phase, rival, RIVALS[rival])]
     curve = [draws.point(low, "all_low"), *(draws.point(m, rival) for m in own), draws.all_high()]
     rows = []
     for share in shares:
-        point = draws.point(found[Phase.PREFILL, JUDGED, "rank", share], JUDGED)
+        point = draws.point(found[phase, JUDGED, "rank", share], JUDGED)
         other = kl_at(curve, point.speed)
         ratio, difference = point.kl / other, point.kl - other
         rows.append(

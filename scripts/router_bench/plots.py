@@ -1,4 +1,4 @@
-"""A picture per text: KL against the share of high tokens in each phase, and against prefill throughput."""
+"""A picture per text: KL against the share of high tokens and against throughput, in each phase."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,11 +21,13 @@ def plot_text(rows: Sequence[Row], path: Path) -> Path:
     """
     shown = [row for row in rows if row["pick"] in PICKS]
     prefill, decode = ([r for r in shown if r["phase"] == phase] for phase in ("prefill", "decode"))
-    speed = "prefill tokens per second, as a multiple of all_high's"
+    speed = "tokens per second, as a multiple of all_high's"
+    timed = [row for row in decode if "tok_s_vs_all_high" in row]
     panels = [
         _panel("Forced prefill", "high share of the work, %", prefill, _share_pct),
         _panel("Forced prefill against throughput", speed, prefill, _speed),
         _panel("Forced decode", "high share of the work, %", decode, _share_pct),
+        _panel("Forced decode against throughput", speed, timed, _speed),
     ]
     panels = [panel for panel in panels if panel.curves]
     caption = f"{rows[0]['text']}; equal shares of high tokens; bars: 90 % of a bootstrap over windows, and turns"
@@ -54,5 +56,5 @@ def _share_pct(row: Row) -> Range:
 
 
 def _speed(row: Row) -> Range:
-    speed: Mapping[str, float] = row["prefill_tok_s_vs_all_high"]
+    speed: Mapping[str, float] = row["tok_s_vs_all_high"]
     return speed["median"], speed["min"], speed["max"]

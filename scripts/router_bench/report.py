@@ -23,7 +23,7 @@ def line(row: Row) -> str:
     kl = _interval({key: 1e3 * value for key, value in row["kl_mean_nats"].items()}, 3)
     ratio = _number(row["vs_random"]["value"], 3) if "vs_random" in row else "-"
     gain = _interval(row["gain_frac"], 2) if "gain_frac" in row else "-"
-    speed = row.get("prefill_tok_s_vs_all_high")
+    speed = row.get("tok_s_vs_all_high")
     return (
         f"{row['phase']:<8} {row['router']:<10} {row['pick']:<9} {100 * row['share']:>5.1f}% "
         f"{100 * row['high_frac']:>5.1f}%  "
@@ -35,7 +35,7 @@ def line(row: Row) -> str:
 
 def equal_speed_lines(found: Mapping[str, Any]) -> str:
     """What the mlp's KL is of that of others that are as fast."""
-    lines = ["\nthe mlp's KL over that of others at its prefill throughput"]
+    lines = ["\nthe mlp's KL over that of others at its throughput"]
     for key, value in found.items():
         if isinstance(value, str):
             lines.append(f"{key}: {value}")

@@ -23,13 +23,13 @@ Found = Mapping[Key, Measured]
 Row = dict[str, Any]
 
 
-def rows_of(text: str, found: Found, speeds: Speeds | None) -> list[Row]:
+def rows_of(text: str, found: Found, speeds: Mapping[Phase, Speeds]) -> list[Row]:
     """A row per phase, share, router and pick, in the order of measuring.
 
     Args:
         text: its name.
         found: of ``measure_text``.
-        speeds: of prefill; None where only decode was run.
+        speeds: of each phase.
 
     Raises:
         ValueError: fewer than two windows.
@@ -38,28 +38,31 @@ def rows_of(text: str, found: Found, speeds: Speeds | None) -> list[Row]:
     rows = []
     for key in sorted(found, key=lambda key: (key[0], key[3])):
         row = _row(text, key, found, bootstrap)
-        if key[0] == Phase.PREFILL and speeds is not None:
-            turns = speeds.vs_all_high(key[1], row["high_frac"])
-            row["prefill_tok_s_vs_all_high"] = asdict(spread(turns))
+        if key[1] in speeds[key[0]].routers:
+            turns = speeds[key[0]].vs_all_high(key[1], row["high_frac"])
+            row["tok_s_vs_all_high"] = asdict(spread(turns))
         rows.append(row)
     return rows
 
 
-def at_equal_speed(text: str, found: Found, speeds: Speeds) -> dict[str, Any]:
+def at_equal_speed(text: str, found: Found, speeds: Mapping[Phase, Speeds]) -> dict[str, Any]:
     """The mlp beside each rival that is as fast: by share, and in one word for all.
 
     Args:
         text: its name.
         found: of ``measure_text``.
-        speeds: of prefill.
+        speeds: of each phase.
     """
-    known = {key[1] for key in found if key[0] == Phase.PREFILL}
-    by_rival = {rival: compared(found, speeds, rival) for rival in RIVALS if rival in known}
-    verdicts = [row[f"{JUDGED}_is"] for rows in by_rival.values() for row in rows]
-    return {
-        f"mlp_at_equal_tok_s_{text}": overall(verdicts),
-        **{f"mlp_vs_{rival}_at_equal_tok_s_{text}": rows for rival, rows in by_rival.items()},
-    }
+    said: dict[str, Any] = {}
+    for phase, own in speeds.items():
+        part = "" if phase == Phase.PREFILL else "_decode"
+        known = {key[1] for key in found if key[0] == phase}
+        by_rival = {rival: compared(found, own, rival, phase) for rival in RIVALS if rival in known}
+        verdicts = [row[f"{JUDGED}_is"] for rows in by_rival.values() for row in rows]
+        said[f"mlp{part}_at_equal_tok_s_{text}"] = overall(verdicts)
+        for rival, rows in by_rival.items():
+            said[f"mlp{part}_vs_{rival}_at_equal_tok_s_{text}"] = rows
+    return said
 
 
 def claims(rows: Sequence[Row], smoothed: Mapping[str, Smoothed | None]) -> dict[str, Any]:
