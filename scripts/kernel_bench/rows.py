@@ -133,7 +133,7 @@ def _score_case(backends: Backends, shapes: Shapes, num_rows: int) -> Case:
             id_rows_I=torch.tensor([first_id]),
         ),
         table_KC=torch.randn(first_id + 1 + 2 * (shapes.vocab + 1), hidden + 2),
-        head_PGH=torch.randn(2, 1, hidden),
+        head_PH=torch.randn(2, hidden),
         vocab_row=first_id + 1,
         previous_column=features - 1,
     )

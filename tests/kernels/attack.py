@@ -154,7 +154,7 @@ class Attacker(Arguments):
 
     def scores(self, kernels: NativeKernels) -> None:
         num_tokens, hidden, edges = self.size(), self.size(), self.size()
-        groups, features, ids = (1 + self.size() % 4 for _ in range(3))
+        features, ids = (1 + self.size() % 4 for _ in range(2))
         num_rows, vocab = features * 3 + ids + 1, self.size()
         has_vocabulary = self.size() < 17
         more = 2 * (vocab + 1) if has_vocabulary else 0
@@ -165,8 +165,8 @@ class Attacker(Arguments):
                 self.ints([2] * features),
                 self.ints(list(range(features * 3, num_rows))),
             ),
-            table_KC=self.tensor(num_rows + more, hidden + 2 * groups),
-            head_PGH=self.tensor(2, groups, hidden),
+            table_KC=self.tensor(num_rows + more, hidden + 2),
+            head_PH=self.tensor(2, hidden),
             vocab_row=num_rows if has_vocabulary else None,
             previous_column=self._random.randrange(-1, features) if has_vocabulary else -1,
         )

@@ -228,9 +228,9 @@ REFUSED: dict[str, tuple[Callable[[KernelSet, torch.dtype], Any], str]] = {
     "scores of other features": (scored(values_TF=torch.ones(6, 3)), "values must have shape"),
     "scores of fewer values": (scored(values_TF=TOKENS.values_TF[:5]), "must have shape"),
     "scores of other phases": (scored(phase_T=TOKENS.phase_T[:5]), "phases must have shape"),
-    "scores without groups": (scored(head_PGH=TABLE.head_PGH[:, :0]), "head must be"),
-    "scores by a flat head": (scored(head_PGH=TABLE.head_PGH[0]), "head must be"),
-    "scores by a wide table": (scored(head_PGH=torch.ones(2, 1, 4)), "table must have"),
+    "scores of no phase": (scored(head_PH=TABLE.head_PH[:0]), "head must be"),
+    "scores by a flat head": (scored(head_PH=TABLE.head_PH[0]), "head must be"),
+    "scores by a wide table": (scored(head_PH=torch.ones(2, 3)), "table must have"),
     "an odd number of rows for ids": (scored(vocab_row=TABLE.vocab_row - 1), "vocab_row"),
     "no rows for ids": (scored(vocab_row=len(TABLE.table_KC)), "vocab_row"),
     "ids before the first row": (scored(vocab_row=-2), "vocab_row"),
@@ -283,7 +283,7 @@ def test_sizes_of_zero(typed: Typed, num_rows: int) -> None:
     assert kernels.draw(x_TK, torch.ones(num_rows), uniform_T).shape == (num_rows,)
     cut = cut_of(num_rows, top_k=3)
     assert kernels.draw_cut(x_TK, torch.ones(num_rows), uniform_T, cut).shape == (num_rows,)
-    assert kernels.router_mlp(*TOKENS.take(slice(num_rows)), TABLE).shape == (num_rows, 2)
+    assert kernels.router_mlp(*TOKENS.take(slice(num_rows)), TABLE).shape == (num_rows,)
     for each in Product:
         packed = pack(kernels, each, torch.ones(5, 8, dtype=dtype))
         result_TN = multiply(kernels, each, x_TK, packed)

@@ -124,7 +124,7 @@ def test_the_stored_network_is_the_mean_of_its_members(data_path: Path) -> None:
             torch.stack([part.ids_N, previous_N], 1),
             data.id_inputs.entropies(part.ids_N, previous_N),  # type: ignore[union-attr]
         ).mean(1)
-    score_N = score(bins, tensors, part.values_NF, part.ids_N, part.phase_N)[:, 0]
+    score_N = score(bins, tensors, part.values_NF, part.ids_N, part.phase_N)
     error_N = score_N - expected_N
     assert float(error_N.std() / expected_N.std()) < 0.03
 
@@ -137,7 +137,7 @@ def test_it_learns_with_numbers_of_ids(data_path: Path, tmp_path: Path) -> None:
     ids = data.valid.ids_N[:128].tolist()
     batch = sequence_batch(ids, prompt_len=64, token_types=TABLE)
     values_TF = FeatureExtractor(data.features, TABLE).extract(batch).values_TF
-    score_T = score(trained.bins, trained.tensors, values_TF, batch.ids_T, batch.phase_T)[:, 0]
+    score_T = score(trained.bins, trained.tensors, values_TF, batch.ids_T, batch.phase_T)
     torch.testing.assert_close(score_T, trained.score_valid_N[:128])
 
 

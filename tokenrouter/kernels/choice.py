@@ -42,7 +42,7 @@ class ChoiceKernels(ABC):
     def router_mlp(
         self, values_TF: Tensor, ids_T: Tensor, phase_T: Tensor, table: RouterTable
     ) -> Tensor:
-        """The score of a learned router (mlp, linear), float32 ``[T, G]``: the same bits in every backend and batch.
+        """The score of a learned router (mlp, linear), float32 ``[T]``: the same bits in every backend and batch.
 
         Rows of the table are added up, features first, then the id's, then those of the vocabulary. The score is its
         column of the sum and what the hidden units, clipped below at 0, weigh in it; products are added by halves

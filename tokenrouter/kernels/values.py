@@ -77,12 +77,12 @@ class BinRows(NamedTuple):
 
 
 class RouterTable(NamedTuple):
-    """What a learned router scores by. K rows, H hidden units, P phases, G groups of layers.
+    """What a learned router scores by. K rows, H hidden units, P phases.
 
     Attributes:
         bins: rows of features and known ids.
-        table_KC: float32 ``[K, H + P * G]``: what a row adds to the hidden units and, directly, to the scores.
-        head_PGH: float32, what each hidden unit weighs in each score; without hidden units the score is additive.
+        table_KC: float32 ``[K, H + P]``: what a row adds to the hidden units and, directly, to each phase's score.
+        head_PH: float32, what each hidden unit weighs in each phase's score, which is additive without them.
         vocab_row: from here on there is a row per id of a vocabulary and one for all beyond, then as many for the id
             before, the last one also for none; None: there are no such rows.
         previous_column: with ``vocab_row``, the feature that holds the id before.
@@ -90,7 +90,7 @@ class RouterTable(NamedTuple):
 
     bins: BinRows
     table_KC: Tensor
-    head_PGH: Tensor
+    head_PH: Tensor
     vocab_row: int | None = None
     previous_column: int = -1
 

@@ -200,7 +200,7 @@ def read_artifact(path: Path | str, kind: Kind) -> Artifact:
     )
     if kind == "trees":
         return artifact
-    if wrong := check_tensors(bins, artifact.tensors, hidden=artifact.hidden, num_groups=1):
+    if wrong := check_tensors(bins, artifact.tensors, hidden=artifact.hidden):
         raise ValueError(f"{path} does not fit its tensors: {wrong}; {TRAIN}")
     return artifact
 

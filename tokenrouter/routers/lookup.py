@@ -3,7 +3,7 @@
 ``kernels/router_mlp`` computes it; training finds rows by the same function, so that a score is what was trained.
 
 Shape letters: F features, E edges of a feature (the longest list), I known ids, K rows of the table, H hidden units,
-P phases, G groups of layers, which have a score each (1: one for all layers), O = P * G, phase by phase.
+P phases.
 """
 
 from collections.abc import Mapping, Sequence
@@ -89,13 +89,13 @@ def router_table(bins: Bins, tensors: Mapping[str, Tensor]) -> RouterTable:
 
     Args:
         bins: of the table.
-        tensors: of a trained router: float32 ``table [K, H + O]`` and ``head [O, H]``, and those of
+        tensors: of a trained router: float32 ``table [K, H + P]`` and ``head [P, H]``, and those of
             ``vocabulary_rows`` where there are any.
     """
     table = RouterTable(
         bins=bin_rows(bins),
         table_KC=tensors["table"],
-        head_PGH=tensors["head"].unflatten(0, (NUM_PHASES, -1)).contiguous(),
+        head_PH=tensors["head"],
     )
     if not has_id_numbers(tensors):
         return table
@@ -106,14 +106,11 @@ def router_table(bins: Bins, tensors: Mapping[str, Tensor]) -> RouterTable:
     )
 
 
-def check_tensors(
-    bins: Bins, tensors: Mapping[str, Tensor], *, hidden: int, num_groups: int
-) -> str | None:
+def check_tensors(bins: Bins, tensors: Mapping[str, Tensor], *, hidden: int) -> str | None:
     """What is wrong with the tensors of a scorer; None where nothing is."""
-    scores = NUM_PHASES * num_groups
     wanted: dict[str, Sequence[int]] = {
-        "table": (bins.num_rows, hidden + scores),
-        "head": (scores, hidden),
+        "table": (bins.num_rows, hidden + NUM_PHASES),
+        "head": (NUM_PHASES, hidden),
     }
     for name, shape in wanted.items():
         if name not in tensors:
@@ -128,4 +125,4 @@ def check_tensors(
         return None
     if PREVIOUS not in bins.names:
         return f"numbers of the id before need the feature {PREVIOUS}"
-    return check_id_numbers(tensors, columns=hidden + scores)
+    return check_id_numbers(tensors, columns=hidden + NUM_PHASES)

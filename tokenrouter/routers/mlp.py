@@ -31,7 +31,4 @@ class MLPRouter(LearnedRouter):
 
     def score(self, inputs: RouteInput) -> Tensor:
         """See LearnedRouter."""
-        score_TG = self._kernels.router_mlp(
-            inputs.values_TF, inputs.ids_T, inputs.phase_T, self._table
-        )
-        return score_TG[:, 0]
+        return self._kernels.router_mlp(inputs.values_TF, inputs.ids_T, inputs.phase_T, self._table)

@@ -151,7 +151,7 @@ def train(
     bins, tensors = router_tensors(module, data, options.id_numbers, options.previous_numbers)
     kernels, table = ReferenceKernels(), router_table(bins, tensors)
     train_N, valid_N = (
-        kernels.router_mlp(part.values_NF, part.ids_N, part.phase_N, table)[:, 0]
+        kernels.router_mlp(part.values_NF, part.ids_N, part.phase_N, table)
         for part in (data.train, data.valid)
     )
     return Trained(

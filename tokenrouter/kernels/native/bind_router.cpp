@@ -80,13 +80,11 @@ Tensor score_of(const Tensor& values, const Tensor& ids, const Tensor& phases, c
     a.id_stride = ids.stride(0);
     a.phases = phases.data_ptr<int64_t>();
     a.phase_stride = phases.stride(0);
-    TORCH_CHECK_VALUE(head.dim() == 3 && head.size(0) && head.size(1),
-                      "head must be [phases, groups, hidden], got shape ", head.sizes());
+    TORCH_CHECK_VALUE(head.dim() == 2 && head.size(0), "head must be [phases, hidden], got shape ", head.sizes());
     check_table(head, at::kFloat, head.sizes(), "head");
-    a.num_groups = head.size(1);
-    a.hidden = head.size(2);
+    a.hidden = head.size(1);
     TORCH_CHECK_VALUE(table.dim() == 2, "table must be [rows, columns], got shape ", table.sizes());
-    a.num_columns = a.hidden + head.size(0) * a.num_groups;
+    a.num_columns = a.hidden + head.size(0);
     check_table(table, at::kFloat, {table.size(0), a.num_columns}, "table");
     a.table = table.data_ptr<float>();
     a.head = head.data_ptr<float>();
@@ -94,7 +92,7 @@ Tensor score_of(const Tensor& values, const Tensor& ids, const Tensor& phases, c
     take_bins(a, edges, starts, lasts, id_rows, table.size(0));
     if (vocab_row) take_vocabulary(a, *vocab_row, previous_column, table.size(0));
     check_tokens(a, head.size(0), table.size(0));
-    Tensor scores = at::empty({a.num_tokens, a.num_groups}, at::kFloat);
+    Tensor scores = at::empty({a.num_tokens}, at::kFloat);
     a.scores = scores.data_ptr<float>();
     router_mlp(a);
     return scores;

@@ -92,10 +92,10 @@ class NativeRows(ReferenceKernels):
         self, values_TF: Tensor, ids_T: Tensor, phase_T: Tensor, table: RouterTable
     ) -> Tensor:
         """See KernelSet. Where gradients are asked for, the reference runs."""
-        bins, table_KC, head_PGH, *vocabulary = table
-        if torch.is_grad_enabled() and (table_KC.requires_grad or head_PGH.requires_grad):
+        bins, table_KC, head_PH, *vocabulary = table
+        if torch.is_grad_enabled() and (table_KC.requires_grad or head_PH.requires_grad):
             return super().router_mlp(values_TF, ids_T, phase_T, table)
-        score_TG: Tensor = self._module.router_mlp(
-            values_TF, ids_T, phase_T, *bins, table_KC, head_PGH, *vocabulary
+        score_T: Tensor = self._module.router_mlp(
+            values_TF, ids_T, phase_T, *bins, table_KC, head_PH, *vocabulary
         )
-        return score_TG
+        return score_T

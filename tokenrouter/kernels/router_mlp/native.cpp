@@ -81,7 +81,7 @@ TR_INLINE void add_rows(const RouterArgs& a, const int64_t* rows, int64_t count,
     }
 }
 
-// What the hidden units add to one score: the upper half of the products is added to the lower one until one is left.
+// What the hidden units add to the score: the upper half of the products is added to the lower one until one is left.
 template <class V>
 TR_INLINE float weigh(const float* sums, const float* head, int64_t hidden, float* products) {
     int64_t size = folded_size(hidden);
@@ -113,12 +113,10 @@ TR_INLINE void body(const RouterArgs& a, int64_t* rows, float* sums, float* prod
         }
         for (int64_t t = first; t < stop; ++t) {
             add_rows<V>(a, rows + (t - first) * count, count, sums);
-            const int64_t score = a.phases[t * a.phase_stride] * a.num_groups;
-            for (int64_t g = 0; g < a.num_groups; ++g) {
-                const float direct = sums[a.hidden + score + g];
-                const float* head = a.head + (score + g) * a.hidden;
-                a.scores[t * a.num_groups + g] = a.hidden ? direct + weigh<V>(sums, head, a.hidden, products) : direct;
-            }
+            const int64_t phase = a.phases[t * a.phase_stride];
+            const float direct = sums[a.hidden + phase];
+            const float* head = a.head + phase * a.hidden;
+            a.scores[t] = a.hidden ? direct + weigh<V>(sums, head, a.hidden, products) : direct;
         }
     }
 }

@@ -16,13 +16,13 @@ struct RouterArgs {
     int64_t num_features, num_edges;
     const int64_t* id_rows;                       // [known ids + 1], the last one for all beyond
     int64_t num_ids;
-    const float* table;                           // [rows, hidden + phases * groups]
+    const float* table;                           // [rows, hidden + phases]
     int64_t num_columns;
-    const float* head;                            // [phases, groups, hidden]
-    int64_t num_groups, hidden;
+    const float* head;                            // [phases, hidden]
+    int64_t hidden;
     int64_t previous_column;                      // the feature that is the id before; -1: ids have no rows beyond id_rows
     int64_t vocab_row, vocab_size;                // a row per id and one more, then as many for the id before
-    float* scores;                                // [tokens, groups]
+    float* scores;                                // [tokens]
 };
 
 void router_mlp(const RouterArgs& args);

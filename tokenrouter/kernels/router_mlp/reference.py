@@ -2,8 +2,8 @@
 
 A token's score is the same to the bit in any batch: look-ups and sums in a fixed order, no matrix products.
 
-T tokens, F features, I known ids, N rows of a token, K rows of the table, H hidden units, P phases, G groups of layers,
-C = H + P * G columns.
+T tokens, F features, I known ids, N rows of a token, K rows of the table, H hidden units, P phases, C = H + P
+columns.
 """
 
 import torch
@@ -19,7 +19,7 @@ def router_mlp(values_TF: Tensor, ids_T: Tensor, phase_T: Tensor, table: RouterT
     rows_TN = rows_of(values_TF, ids_T, table.bins)
     if table.vocab_row is not None:
         rows_TN = torch.cat([rows_TN, _vocabulary_rows(values_TF, ids_T, table)], 1)
-    return _score(table.table_KC, table.head_PGH, rows_TN, phase_T)
+    return _score(table.table_KC, table.head_PH, rows_TN, phase_T)
 
 
 def rows_of(values_TF: Tensor, ids_T: Tensor, bins: BinRows) -> Tensor:
@@ -47,34 +47,32 @@ def _vocabulary_rows(values_TF: Tensor, ids_T: Tensor, table: RouterTable) -> Te
     return rows_T2
 
 
-def _score(table_KC: Tensor, head_PGH: Tensor, rows_TN: Tensor, phase_T: Tensor) -> Tensor:
-    """Float32 ``[T, G]``."""
+def _score(table_KC: Tensor, head_PH: Tensor, rows_TN: Tensor, phase_T: Tensor) -> Tensor:
+    """Float32 ``[T]``."""
     sum_TC = F.embedding_bag(rows_TN, table_KC, mode="sum")
-    phases, groups, hidden = head_PGH.shape
-    index_T1G = phase_T[:, None, None].expand(-1, 1, groups)
-    direct_TPG: Tensor = sum_TC[:, hidden:].unflatten(1, (phases, groups))
-    score_TG = direct_TPG.gather(1, index_T1G).squeeze(1)
+    hidden = head_PH.shape[1]
+    score_T = sum_TC[:, hidden:].gather(1, phase_T[:, None]).squeeze(1)
     if not hidden:
-        return score_TG
-    return score_TG + sum_by_halves(sum_TC[:, None, :hidden].relu() * head_PGH[phase_T])
+        return score_T
+    return score_T + sum_by_halves(sum_TC[:, :hidden].relu() * head_PH[phase_T])
 
 
-def sum_by_halves(x_TGH: Tensor) -> Tensor:
-    """Sums over the last dimension, the upper half onto the lower one until one is left: in any batch the same.
+def sum_by_halves(x_TH: Tensor) -> Tensor:
+    """Sums of rows, ``[T]``, the upper half onto the lower one until one is left: in any batch the same.
 
     What is no power of two is filled up with zeros.
     """
-    size = 1 << (x_TGH.shape[-1] - 1).bit_length()
-    x_TGH = F.pad(x_TGH, (0, size - x_TGH.shape[-1]))
+    size = 1 << (x_TH.shape[1] - 1).bit_length()
+    x_TH = F.pad(x_TH, (0, size - x_TH.shape[1]))
     while size > 1:
         size //= 2
-        x_TGH = x_TGH[..., :size] + x_TGH[..., size:]
-    return x_TGH.squeeze(-1)
+        x_TH = x_TH[:, :size] + x_TH[:, size:]
+    return x_TH.squeeze(1)
 
 
 def check_router(values_TF: Tensor, ids_T: Tensor, phase_T: Tensor, table: RouterTable) -> None:
     """Raises ValueError when tokens do not fit the bins, or a table its head."""
-    bins, head_PGH = table.bins, table.head_PGH
+    bins, head_PH = table.bins, table.head_PH
     num_tokens, num_features = len(ids_T), len(bins.starts_F)
     if values_TF.shape != (num_tokens, num_features):
         raise ValueError(
@@ -82,9 +80,9 @@ def check_router(values_TF: Tensor, ids_T: Tensor, phase_T: Tensor, table: Route
         )
     if phase_T.shape != ids_T.shape:
         raise ValueError(f"phases must have shape {list(ids_T.shape)}, got {list(phase_T.shape)}")
-    if head_PGH.dim() != 3 or not head_PGH.shape[0] * head_PGH.shape[1]:
-        raise ValueError(f"head must be [phases, groups, hidden], got shape {list(head_PGH.shape)}")
-    columns = head_PGH.shape[2] + head_PGH.shape[0] * head_PGH.shape[1]
+    if head_PH.dim() != 2 or not head_PH.shape[0]:
+        raise ValueError(f"head must be [phases, hidden], got shape {list(head_PH.shape)}")
+    columns = head_PH.shape[1] + head_PH.shape[0]
     if table.table_KC.dim() != 2 or table.table_KC.shape[1] != columns:
         raise ValueError(
             f"table must have {columns} columns, got shape {list(table.table_KC.shape)}"
