@@ -283,6 +283,8 @@ def changed_options(options: Any, another: dict[str, str], path: str = "") -> li
         ]
     if isinstance(options, list):
         return [(path, options[:-1])]
+    if isinstance(options, bool):
+        return [(path, not options)]
     if isinstance(options, str):
         return [(path, (OTHER | another).get(options) or label_file(1))]
     if options is None:

@@ -235,7 +235,7 @@ def test_a_flag_is_true_or_false(flag: tuple[str, ...]) -> None:
         cfg = compose_config(*chosen, f"{path}=no")
         check_config(cfg)
         build.engine_options(cfg)
-        for part in ("explain", "train", "trainer", "labels"):
+        for part in ("explain", "train", "trainer", "labels", "router"):
             if part in cfg:
                 instantiate(cfg[part], _convert_="object")
         if "sampling" in cfg:

@@ -104,8 +104,8 @@ def test_bad_values_are_refused(
     width = {"features": len(FEATURES), "label": 2}[column]
     load = LabelStore.load
 
-    def spoilt(store: LabelStore, split: str) -> datasets.Dataset:
-        rows = load(store, split)
+    def spoilt(store: LabelStore, split: str, texts: None) -> datasets.Dataset:
+        rows = load(store, split, texts)
         cells = [[value] * width] * len(rows)
         return rows.remove_columns(column).add_column(column, cells, feature=rows.features[column])
 
