@@ -124,8 +124,13 @@ def check_sink(
     logits_sink: LogitsSink | None,
     forced_ids: Sequence[int] | None,
     wants_all_logits: bool,
+    logits_from: int = 0,
 ) -> None:
     """Raises ValueError for a sink that would get nothing, is missing, or takes what prompt_logprobs need."""
+    if logits_from < 0 or (logits_from and not wants_all_logits):
+        raise ValueError(
+            f"logits_from={logits_from} must be a position of the prompt, and needs wants_all_logits=True"
+        )
     if wants_all_logits and logits_sink is None:
         raise ValueError("wants_all_logits=True needs a logits_sink that takes the logits")
     if logits_sink is None:

@@ -19,7 +19,7 @@ from tokenrouter.engine.signals import SignalFeed, check_observed
 from tokenrouter.engine.stats import EngineStats
 from tokenrouter.engine.step import ForwardBuilder
 from tokenrouter.executors import ExecutorPool
-from tokenrouter.features import Signals, TokenTypeTable, needs_signals
+from tokenrouter.features import Signals, TokenTypeTable, feature_specs, needs_signals
 from tokenrouter.kvcache import Compactor
 from tokenrouter.kvcache.host import SwapCounts
 from tokenrouter.models import Decoder, LoadedModel
@@ -179,3 +179,16 @@ def _scheduler(memory: Memory, options: EngineOptions) -> Scheduler:
         host=memory.host,
         sharing=memory.sharing,
     )
+
+
+def token_types_of(model: LoadedModel, router: Router) -> TokenTypeTable:
+    """The vocabulary's types; without a tokenizer there are none, and a router that needs them is refused."""
+    if model.tokenizer is not None:
+        return TokenTypeTable.from_tokenizer(model.tokenizer, model.config.vocab_size)
+    if needed := [spec.name for spec in feature_specs(router.features) if spec.needs_text]:
+        raise ValueError(
+            f"router {router.name} needs {', '.join(needed)}, and model {model.name!r} "
+            "has no tokenizer: choose a router without token types, e.g. all_high, or load the model with its "
+            "tokenizer files"
+        )
+    return TokenTypeTable.from_texts([None] * model.config.vocab_size)

@@ -73,9 +73,8 @@ class LLMEngine:
         self.stats = parts.stats
         arena = parts.arena
         self.int8_bytes_per_slot = arena.int8_bytes_per_slot
-        self.kv_bytes_per_slot = (
-            arena.int8_bytes_per_slot if arena.is_all_int8 else arena.bytes_per_slot
-        )
+        per_slot = arena.int8_bytes_per_slot if arena.is_all_int8 else arena.bytes_per_slot
+        self.kv_bytes_per_slot = per_slot
 
     def step(self) -> list[RequestOutput]:
         """Runs one step; returns the outputs that changed.
@@ -141,6 +140,7 @@ class LLMEngine:
         forced_ids: Sequence[int] | None = None,
         logits_sink: LogitsSink | None = None,
         wants_all_logits: bool = False,
+        logits_from: int = 0,
         stream: bool = True,
     ) -> None:
         """Queues a request.
@@ -154,15 +154,15 @@ class LLMEngine:
             forced_ids: teacher forcing: after the prompt these ids are fed one by one instead of sampled ones.
             logits_sink: called with (position of the first row, float32 logits ``[rows, V]``); needs ``forced_ids`` or
                 ``wants_all_logits``.
-            wants_all_logits: the sink gets every position that is computed, not only those that are due.
+            wants_all_logits: the sink gets every position from ``logits_from`` on, not only those that are due.
+            logits_from: what lies before may come from a shared prefix.
             stream: ``step`` hands back its state after every new token, not only at the end.
 
         Raises:
-            QueueFullError: ``EngineOptions.max_num_waiting`` completions wait already; those of one request come in
-                together. Nothing of it is kept, and ``stats.num_rejected`` counts it.
-            ValueError: a duplicate id; a prompt that is empty, too long, larger than the pool or holds ids outside the
-                vocabulary, forced ones among them; sampling parameters that this model cannot serve; a logits_sink that
-                would get nothing, or together with ``prompt_logprobs``.
+            QueueFullError: ``EngineOptions.max_num_waiting`` completions wait already; one request's come in together.
+                Nothing of it is kept, and ``stats.num_rejected`` counts it.
+            ValueError: a duplicate id; a prompt that is empty, too long, larger than the pool or with ids outside the
+                vocabulary; params that this model cannot serve; a sink that gets nothing, or with ``prompt_logprobs``.
         """
         self._refuse_when_full(request_id)
         arrival = time.perf_counter() if arrival_s is None else arrival_s
@@ -175,6 +175,7 @@ class LLMEngine:
             forced_ids=forced_ids,
             logits_sink=logits_sink,
             wants_all_logits=wants_all_logits,
+            logits_from=logits_from,
             stream=stream,
             pool=self.pool,
         )
@@ -210,7 +211,7 @@ class LLMEngine:
 
     @property
     def decisions(self) -> DecisionRecorder | None:
-        """The decision log, when it was asked for."""
+        """The decision log, when asked for."""
         return self._parts.recorder
 
     @property
@@ -278,8 +279,8 @@ class LLMEngine:
     def _give_memory_back(self) -> None:
         num_bytes = self.pool.touched_bytes(self.kv_bytes_per_slot, self.int8_bytes_per_slot)
         self.stats.peak_allocated_bytes = max(self.stats.peak_allocated_bytes, num_bytes)
-        is_idle = not self.scheduler.has_unfinished
-        self.stats.num_compactions += self._parts.compactor.compact_if_due(is_idle=is_idle)
+        compactor, is_idle = self._parts.compactor, not self.scheduler.has_unfinished
+        self.stats.num_compactions += compactor.compact_if_due(is_idle=is_idle)
 
     def _tell_router(
         self, route_tokens: dict[str, int], step_s: float, outputs: list[RequestOutput]

@@ -86,6 +86,7 @@ class LiveRequests:
         forced_ids: Sequence[int] | None = None,
         logits_sink: LogitsSink | None = None,
         wants_all_logits: bool = False,
+        logits_from: int = 0,
         stream: bool = True,
     ) -> list[Request]:
         """Checks a request and makes one Request per completion; arguments as in ``LLMEngine.add_request``.
@@ -97,7 +98,7 @@ class LiveRequests:
             raise ValueError(
                 f"request id {request_id!r} is already in use by an unfinished request"
             )
-        check_sink(params, logits_sink, forced_ids, wants_all_logits)
+        check_sink(params, logits_sink, forced_ids, wants_all_logits, logits_from)
         check_priority(priority)
         ids = encode_prompt(prompt, self._tokenizer, self._config.vocab_size)
         forced_ids = check_forced_ids(forced_ids, self._config.vocab_size)
@@ -124,6 +125,7 @@ class LiveRequests:
                 forced_ids=forced_ids,
                 logits_sink=logits_sink,
                 wants_all_logits=wants_all_logits,
+                num_handed=logits_from,
             )
             self._add_completion(group, request)
         self._groups[request_id] = group

@@ -14,13 +14,12 @@ from tqdm import tqdm
 
 from tokenrouter.engine import calibration
 from tokenrouter.engine.admission import Prompt, as_prompts
-from tokenrouter.engine.build import build_engine
+from tokenrouter.engine.build import build_engine, token_types_of
 from tokenrouter.engine.feed import Feed, Offer, one_each
 from tokenrouter.engine.options import EngineOptions
 from tokenrouter.engine.probe import served_inputs
 from tokenrouter.engine.retention_notes import RetentionWatch
 from tokenrouter.executors import ExecutorPool, PoolSpec, build_pool
-from tokenrouter.features import TokenTypeTable, feature_specs
 from tokenrouter.models import LoadedModel, load_model
 from tokenrouter.outputs import RequestOutput
 from tokenrouter.routers import Router, make_router
@@ -73,7 +72,7 @@ class LLM:
         )
         self.router.use_kernels(self.pool.kernels)
         self.options = options or EngineOptions()
-        self.token_types = _token_types(self.model, self.router)
+        self.token_types = token_types_of(self.model, self.router)
         serve = partial(
             served_inputs, self.router, self.model, self.pool, self.token_types, self.options
         )
@@ -178,7 +177,12 @@ class LLM:
         return [list(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
 
     def score(
-        self, sequences: Sequence[Sequence[int]], *, sink: ScoreSink, prefill_len: int | None = None
+        self,
+        sequences: Sequence[Sequence[int]],
+        *,
+        sink: ScoreSink,
+        prefill_len: int | None = None,
+        logits_from: Sequence[int] | None = None,
     ) -> None:
         """Teacher forcing: runs given tokens through the serving path and hands over the logits.
 
@@ -189,9 +193,23 @@ class LLM:
             prefill_len: None: every token goes through prefill chunks, and every position is handed over. Else this
                 many tokens are the prompt, every later one is fed alone through decode, and positions from
                 ``prefill_len - 1`` on are handed over.
+            logits_from: without ``prefill_len``: of each sequence the first position that is handed over. What lies
+                before costs no lm_head, and with ``prefix_sharing`` may be another sequence's. None: 0 of all.
+
+        Raises:
+            ValueError: a sequence is refused, or ``prefill_len`` or ``logits_from`` lies outside it.
         """
+        first = [0] * len(sequences) if logits_from is None else logits_from
+        if prefill_len is not None and logits_from is not None:
+            raise ValueError(
+                "logits_from and prefill_len exclude each other: leave one of them out"
+            )
         offers = []
-        for index, ids in enumerate(sequences):
+        for index, (ids, start) in enumerate(zip(sequences, first, strict=True)):
+            if not 0 <= start < max(len(ids), 1):
+                raise ValueError(
+                    f"logits_from {start} must lie in 0 .. {len(ids) - 1}, the positions of sequence {index}"
+                )
             split = len(ids) if prefill_len is None else prefill_len
             if not 1 <= split <= len(ids):
                 raise ValueError(
@@ -206,6 +224,7 @@ class LLM:
                 forced_ids=ids[split:],
                 logits_sink=partial(sink, index),
                 wants_all_logits=prefill_len is None,
+                logits_from=start,
                 stream=False,
             )
             offers.append(Offer(request_id=request_id, prompt=ids, add=add))
@@ -274,16 +293,3 @@ class LLM:
         for output in self.engine.step():
             if output.request_id in self._inboxes:
                 self._inboxes[output.request_id].append(output)
-
-
-def _token_types(model: LoadedModel, router: Router) -> TokenTypeTable:
-    """The vocabulary's types; without a tokenizer there are none, and a router that needs them is refused."""
-    if model.tokenizer is not None:
-        return TokenTypeTable.from_tokenizer(model.tokenizer, model.config.vocab_size)
-    if needed := [spec.name for spec in feature_specs(router.features) if spec.needs_text]:
-        raise ValueError(
-            f"router {router.name} needs {', '.join(needed)}, and model {model.name!r} "
-            "has no tokenizer: choose a router without token types, e.g. all_high, or load the model with its "
-            "tokenizer files"
-        )
-    return TokenTypeTable.from_texts([None] * model.config.vocab_size)

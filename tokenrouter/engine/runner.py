@@ -124,10 +124,7 @@ class Runner:
         for of in work.forwards:
             hidden_TE, rows = self._forward(step, of, executed_T, result.times, begun)
             stop_B = np.cumsum(step.length_C[of])
-            for b in np.flatnonzero(step.state_C["wants_all_logits"][of]).tolist():
-                c = int(of[b])
-                chunk_rows = rows[stop_B[b] - step.length_C[c] : stop_B[b]]
-                self._sink_all(step, c, hidden_TE[chunk_rows], executed_T)
+            self._sink_all(step, of, hidden_TE, rows, executed_T)
             due_B = np.flatnonzero(step.is_due_C[of])
             if len(due_B):
                 due.append(of[due_B])
@@ -194,12 +191,42 @@ class Runner:
             logits_RV[index] = self._executors[self._heads[head]].logits(hidden_RE[index])
         return logits_RV
 
-    def _sink_all(self, step: PackedStep, c: int, hidden_TE: Tensor, executed_T: IntArray) -> None:
-        """Hands over the logits of all tokens of chunk ``c``, whose hidden states are ``hidden_TE``."""
-        length, first = int(step.length_C[c]), int(step.first_C[c])
-        for start in range(0, length, LOGITS_ROWS):
-            stop = min(start + LOGITS_ROWS, length)
-            logits_RV = self._logits(
-                hidden_TE[start:stop], executed_T[first + start : first + stop]
-            )
-            step.requests[c].hand_over(int(step.start_C[c]) + start, logits_RV.float())
+    def _sink_all(
+        self, step: PackedStep, of: IntArray, hidden_TE: Tensor, rows: Tensor, executed_T: IntArray
+    ) -> None:
+        """Hands over the logits that chunks ``of`` owe their sinks, of LOGITS_ROWS tokens at once, whose ever they are.
+
+        The lm_head reads all its weights per call, and most chunks owe few rows.
+        """
+        stop_B = np.cumsum(step.length_C[of])
+        owed_B = [(b, self._num_handed(step, int(of[b]))) for b in _wanting(step, of)]
+        chunk_R = np.repeat(
+            [of[b] for b, _ in owed_B], [step.length_C[of[b]] - skip for b, skip in owed_B]
+        ).astype(np.int64)
+        if not len(chunk_R):
+            return
+        offset_R = np.concatenate([np.arange(skip, step.length_C[of[b]]) for b, skip in owed_B])
+        first_R = np.concatenate(
+            [np.arange(stop_B[b] - step.length_C[of[b]] + skip, stop_B[b]) for b, skip in owed_B]
+        )
+        for start in range(0, len(chunk_R), LOGITS_ROWS):
+            part = slice(start, start + LOGITS_ROWS)
+            chunks, offsets = chunk_R[part], offset_R[part]
+            hidden_RE = hidden_TE[rows[torch.from_numpy(first_R[part])]]
+            logits_RV = self._logits(hidden_RE, executed_T[step.first_C[chunks] + offsets]).float()
+            begins = np.flatnonzero(np.diff(chunks, prepend=-1))
+            for begin, end in zip(begins, [*begins[1:], len(chunks)], strict=True):
+                c = int(chunks[begin])
+                position = int(step.start_C[c] + offsets[begin])
+                step.requests[c].hand_over(position, logits_RV[begin:end])
+
+    def _num_handed(self, step: PackedStep, c: int) -> int:
+        """How many of the chunk's tokens, from its first on, owe no logits."""
+        before = step.requests[c].num_handed - int(step.start_C[c])
+        return min(max(before, 0), int(step.length_C[c]))
+
+
+def _wanting(step: PackedStep, of: IntArray) -> list[int]:
+    """Which of the chunks ``of`` are of requests that want more than their last token's logits."""
+    wanting: list[int] = np.flatnonzero(step.state_C["wants_all_logits"][of]).tolist()
+    return wanting

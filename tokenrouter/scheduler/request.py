@@ -69,7 +69,7 @@ class Request:
         max_total: prompt and output together never exceed it.
         forced_ids: teacher forcing: after the prompt these ids are fed instead of sampled ones.
         logits_sink: called with (position, logits) for every position whose logits were asked for.
-        wants_all_logits: logits of every position, not only of the last.
+        wants_all_logits: logits of every position from ``num_handed`` on, not only of the last.
         arrival_s: when it came, on the clock of ``time.perf_counter``; all times are on it.
         index: its number among the completions of one prompt.
         priority: lower is more urgent, where the policy heeds it.

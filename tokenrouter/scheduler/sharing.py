@@ -17,8 +17,8 @@ KeyOf = Callable[[Request], Hashable | None]
 class PrefixSharing:
     """Finds prefixes for requests that start, and keeps those of requests that run.
 
-    Only prompts are shared, and of a prompt never its last token, whose logits are needed. Requests that want all
-    logits compute everything.
+    Only prompts are shared, and of a prompt never its last token, whose logits are needed. Requests that want more
+    logits compute every token whose logits they still want.
 
     Args:
         cache: of the prefixes.
@@ -39,9 +39,11 @@ class PrefixSharing:
     def find(self, request: Request) -> Prefix | None:
         """The longest prefix that a request without entries can start with."""
         key = self._key_at_start(request)
-        if key is None or request.wants_all_logits or request.swapped is not None:
+        if key is None or request.swapped is not None:
             return None
         most = min(request.prompt_len, request.num_tokens - 1)
+        if request.wants_all_logits:
+            most = min(most, request.num_handed)
         history = request.history
         return self.cache.find(key, history.ids, history.prefix_hash, most)
 

@@ -14,6 +14,7 @@ from tokenrouter.kernels import BACKENDS
 from tokenrouter.tasks import groups
 
 _HINTS = {"model.name": "<hub name, local folder or .gguf file>"}
+_SCORES = ("tokenrouter.tasks.evaluate.run", "tokenrouter.tasks.tradeoff.run")
 _HYDRAS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 
 
@@ -40,6 +41,7 @@ def check_config(cfg: DictConfig) -> None:
         check_options(path, map(str, node), target)
     _warn_of_unread_features(cfg)
     _warn_of_priorities(cfg)
+    _warn_of_unread_tasks(cfg)
     for path, known in groups.KEYS.items():
         _refuse_unknown(path, map(str, cfg[path]), list(known), owner=path)
     if (backend := cfg.kernels.backend) not in BACKENDS:
@@ -92,6 +94,25 @@ def _warn_of_priorities(cfg: DictConfig) -> None:
     elif policy != "priority" and priorities is not None:
         warnings.warn(
             f"options without effect: workload.priorities (scheduler {policy} ignores them: choose scheduler=priority)",
+            stacklevel=2,
+        )
+
+
+def _warn_of_unread_tasks(cfg: DictConfig) -> None:
+    """Says so where lm-eval's tasks are asked for and nothing measures them, or the reverse."""
+    evaluation = cfg.evaluation
+    if evaluation.get("tasks") and cfg.task._target_ not in _SCORES:
+        warnings.warn(
+            "options without effect: evaluation.tasks (this task measures no accuracy: choose task=evaluate or "
+            "task=tradeoff)",
+            stacklevel=2,
+        )
+    given = [name for name in groups.TASKS if name != "tasks" and evaluation.get(name)]
+    if given and not evaluation.get("tasks"):
+        names = ", ".join(f"evaluation.{name}" for name in given)
+        warnings.warn(
+            f"options without effect: {names} (no task is asked for: set evaluation.tasks, or choose "
+            "evaluation=lm_eval)",
             stacklevel=2,
         )
 

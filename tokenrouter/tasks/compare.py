@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from tokenrouter import LLM, EngineOptions
 from tokenrouter.engine.memory import slots_for
 from tokenrouter.evaluation import plots
+from tokenrouter.evaluation.harness.runner import LoadedTasks
 from tokenrouter.evaluation.held_out import HeldOutWindows
 from tokenrouter.evaluation.progress import progress
 from tokenrouter.evaluation.quality import (
@@ -35,7 +36,7 @@ from tokenrouter.executors import build_pool
 from tokenrouter.kernels import KernelSet, select
 from tokenrouter.models import LoadedModel
 from tokenrouter.routers import RequestLevelRouter, Router
-from tokenrouter.tasks import build, checks, groups, report
+from tokenrouter.tasks import accuracy, build, checks, groups, report
 from tokenrouter.tasks.common import Job
 from tokenrouter.tasks.decisions import write_log
 from tokenrouter.telemetry import collect_provenance
@@ -44,7 +45,7 @@ from tokenrouter.workloads import RequestSet, windows
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """Everything that is built before anything is measured; the last three only to score."""
+    """Everything that is built before anything is measured; the last four only to score."""
 
     text: build.Text
     windows: list[list[int]]
@@ -55,6 +56,7 @@ class Setup:
     reference: LoadedModel | None
     reference_kernels: KernelSet | None
     settings: QualitySettings | None
+    tasks: LoadedTasks | None
 
 
 def compare(job: Job, *, serve: bool, score: bool) -> None:
@@ -80,16 +82,20 @@ def compare(job: Job, *, serve: bool, score: bool) -> None:
         slo = measure_slo(setup.slo, systems.llms["all_high"], requests)
         served = measure_throughput(systems.llms, requests, num_repeats=cfg.evaluation.num_repeats)
     scored = measure(setup) if score else None
+    tasks = accuracy.measure_tasks(setup.tasks, systems, setup.builder) if setup.tasks else None
     rows = make_rows(systems, served, scored, slo)
     if cfg.log_decisions:
         log_decisions(setup, job.folder.path)
     if served:
         job.folder.write_steps(served[systems.chosen].repeats[-1].steps)
     notes = report.notes(cfg, setup, served, scored, provenance)
+    if tasks:
+        accuracy.write_tasks(job.folder, tasks)
+        notes = [*accuracy.task_notes(tasks), *notes]
     table = report.write_tables(job.folder, rows.values(), notes)
     drawn = draw(job.folder.path, rows, systems, served, caption=" \n".join(notes[-2:]))
     print(f"\n{table}")
-    job.finish(report.build_metrics(setup, rows, served, scored, slo), drawn)
+    job.finish(report.build_metrics(setup, rows, served, scored, slo, tasks), drawn)
 
 
 def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
@@ -100,6 +106,7 @@ def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
     workload.check()
     sides = build.split_documents(source.documents())
     settings = quality_settings(cfg) if score else None
+    tasks = accuracy.load_tasks(cfg) if score else None
     select(cfg.kernels.backend)
     with progress("set-up", 4, unit="stages") as advance:
         model = build.load(cfg, dtype=cfg.evaluation.reference_dtype if score else cfg.model.dtype)
@@ -138,6 +145,7 @@ def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
         reference=reference,
         reference_kernels=kernels,
         settings=settings,
+        tasks=tasks,
     )
 
 

@@ -35,9 +35,12 @@ ENGINE: Mapping[str, Mapping[str, str]] = {
 QUALITY = ("window_tokens", "num_windows", "decode_tokens", "decode_windows")
 """Keys of conf/evaluation that QualitySettings takes under the same names."""
 
+TASKS = ("tasks", "limit", "num_fewshot", "apply_chat_template")
+"""Those that TaskSettings takes."""
+
 KEYS: Mapping[str, Collection[str]] = {
     **ENGINE,
-    "evaluation": (*QUALITY, "reference_dtype", "num_repeats", "slo"),
+    "evaluation": (*QUALITY, *TASKS, "reference_dtype", "num_repeats", "slo"),
     "kernels": ("backend",),
 }
 """All keys of each part."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from tokenrouter.evaluation import metrics
+from tokenrouter.evaluation.harness.runner import SystemTasks, tasks_section
 from tokenrouter.evaluation.memory_notes import memory_notes
 from tokenrouter.evaluation.quality import Quality, QualityReport
 from tokenrouter.evaluation.rows import SystemRow
@@ -219,6 +220,7 @@ def build_metrics(
     served: Mapping[str, Throughput],
     scored: QualityReport | None,
     slo: SLO | None,
+    tasks: Mapping[str, SystemTasks] | None = None,
 ) -> dict[str, Any]:
     """The sections of metrics.json that were measured."""
     systems = setup.systems
@@ -229,6 +231,9 @@ def build_metrics(
         sections["quality"] = metrics.quality_section(
             qualities[systems.chosen], qualities["all_high"], scored.reference
         )
+        if tasks:
+            section = tasks_section(tasks[systems.chosen], tasks["all_high"])
+            sections["quality"]["tasks"] = section
     if served and slo is not None:
         chosen = served[systems.chosen]
         sections["throughput"] = metrics.throughput_section(chosen, rows)

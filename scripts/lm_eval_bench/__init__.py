@@ -1,0 +1,1 @@
+"""What ``bench_lm_eval.py`` is made of."""
