@@ -57,6 +57,7 @@ def check_config(cfg: DictConfig) -> None:
     for name in ("log_decisions", "chat"):
         if name in cfg:
             check_flag(name, cfg[name])
+    check_flag("evaluation.apply_chat_template", cfg.evaluation.apply_chat_template)
     check_integer("seed", cfg.seed)
     if cfg.num_threads is not None:
         check_count("num_threads", cfg.num_threads, 1)

@@ -23,7 +23,7 @@ class PackedMatmul:
 
     Attributes:
         weight: ``[N, K]``, or oneDNN's opaque tensor of the same logical shape when ``blocked``.
-        bias_N: same dtype as the weight, or None.
+        bias_N: same dtype as the weight where it is not blocked, or None.
         blocked: which of the two.
         gated: the product is gate and up side by side, and what is returned ``silu(gate) * up``.
     """
@@ -64,6 +64,8 @@ def pack(weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False) -> Pa
     if _can_block(weight_NK):
         blocked = torch.ops.mkldnn._reorder_linear_weight(weight_NK.contiguous(), None)
         return PackedMatmul(weight=blocked, bias_N=bias_N, blocked=True, gated=gated)
+    if bias_N is not None:  # a blocked product takes a bias of another dtype as well
+        bias_N = bias_N.to(weight_NK.dtype)
     return PackedMatmul(weight=weight_NK.contiguous(), bias_N=bias_N, blocked=False, gated=gated)
 
 
