@@ -10,7 +10,7 @@ import pytest
 
 from tests.tasks.jobs import run_in
 from tokenrouter.tasks import compare
-from tokenrouter.tasks.report import REQUEST_LEVEL_NOTE
+from tokenrouter.tasks.comparison_report import REQUEST_LEVEL_NOTE
 from tokenrouter.telemetry.runfolder import SECTIONS, leaves
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from tokenrouter import SamplingParams
 from tokenrouter.evaluation.throughput import Repeat, Throughput
 from tokenrouter.outputs import CompletionOutput, RequestOutput
 from tokenrouter.tasks import build
-from tokenrouter.tasks.report import scheduling_notes
+from tokenrouter.tasks.comparison_report import scheduling_notes
 from tokenrouter.workloads import RequestSet, RequestSpec
 
 BENCHMARK = ("debug=tiny", "task=benchmark")

@@ -36,7 +36,7 @@ from tokenrouter.executors import build_pool
 from tokenrouter.kernels import KernelSet, select
 from tokenrouter.models import LoadedModel
 from tokenrouter.routers import RequestLevelRouter, Router
-from tokenrouter.tasks import accuracy, build, checks, groups, report
+from tokenrouter.tasks import accuracy, build, checks, comparison_report, groups
 from tokenrouter.tasks.common import Job
 from tokenrouter.tasks.decisions import write_log
 from tokenrouter.telemetry import collect_provenance
@@ -88,14 +88,14 @@ def compare(job: Job, *, serve: bool, score: bool) -> None:
         log_decisions(setup, job.folder.path)
     if served:
         job.folder.write_steps(served[systems.chosen].repeats[-1].steps)
-    notes = report.notes(cfg, setup, served, scored, provenance)
+    notes = comparison_report.notes(cfg, setup, served, scored, provenance)
     if tasks:
         accuracy.write_tasks(job.folder, tasks)
         notes = [*accuracy.task_notes(tasks), *notes]
-    table = report.write_tables(job.folder, rows.values(), notes)
+    table = comparison_report.write_tables(job.folder, rows.values(), notes)
     drawn = draw(job.folder.path, rows, systems, served, caption=" \n".join(notes[-2:]))
     print(f"\n{table}")
-    job.finish(report.build_metrics(setup, rows, served, scored, slo, tasks), drawn)
+    job.finish(comparison_report.build_metrics(setup, rows, served, scored, slo, tasks), drawn)
 
 
 def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
