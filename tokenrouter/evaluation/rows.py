@@ -1,12 +1,16 @@
 """One row per system: what tables and plots are drawn from, saved as systems.json."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from tokenrouter.evaluation.quality import Quality
 from tokenrouter.evaluation.slo import SLO
 from tokenrouter.evaluation.throughput import Throughput
 from tokenrouter.telemetry import Spread
+
+SPREADS, SPREAD = ("output_tok_s", "total_tok_s"), ("median", "min", "max")
+"""Fields that are of several passes, and what each then holds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +54,30 @@ class SystemRow:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "SystemRow":
+        """What ``as_dict`` gave; names that no row has are left out.
+
+        Raises:
+            ValueError: a value that no row has, or no name.
+        """
+        known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+        for name, value in known.items():
+            if name in SPREADS and value is not None:
+                parts = value if isinstance(value, Mapping) else {}
+                known[name] = Spread(**{key: _number(name, parts.get(key)) for key in SPREAD})
+            elif name != "name" and value is not None:
+                _number(name, value)
+        if not isinstance(known.get("name"), str):
+            raise ValueError(f"a system's name must be text, got {known.get('name')!r}")
+        return cls(**{"chosen": False} | known)
+
+
+def _number(name: str, value: Any) -> float:
+    if not isinstance(value, int | float) or (name in SPREADS and isinstance(value, bool)):
+        raise ValueError(f"a system's {name} must be a number, got {value!r}")
+    return value
 
 
 def make_row(

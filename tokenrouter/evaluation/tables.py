@@ -35,10 +35,15 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 
+def table_columns(rows: Sequence[SystemRow]) -> dict[str, list[str]]:
+    """By title the cells of each column that holds anything, in the order of ``rows``."""
+    cells = {title: [cell(row) for row in rows] for title, cell in COLUMNS}
+    return {title: column for title, column in cells.items() if any(column)}
+
+
 def format_table(rows: Sequence[SystemRow], notes: Sequence[str]) -> str:
     """Rows with the columns that hold anything, then the notes, one line each."""
-    cells = {title: [cell(row) for row in rows] for title, cell in COLUMNS}
-    cells = {title: column for title, column in cells.items() if any(column)}
+    cells = table_columns(rows)
     widths = {title: max(map(len, (title, *column))) for title, column in cells.items()}
     first = next(iter(cells))
 

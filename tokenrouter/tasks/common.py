@@ -25,7 +25,8 @@ from tokenrouter.tasks.tracking import NoTracker, TrackedRun, run_name
 from tokenrouter.telemetry import RunFolder, reset_peak_process_bytes
 
 log = logging.getLogger(__name__)
-UNTRACKED_TASKS = ("tokenrouter.tasks.doctor.run",)  # they measure nothing
+UNTRACKED_TASKS = ("tokenrouter.tasks.doctor.run", "tokenrouter.tasks.report.run")
+"""They measure nothing."""
 USER_ERRORS = (ValueError, FileNotFoundError, OmegaConfBaseException, NativeUnavailable)
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from tokenrouter.engine.retention_notes import LEAST_SAVED_FRAC
-from tokenrouter.tasks.doctor_run import FinishedRun, Seen
 from tokenrouter.tasks.comparison_report import HIGH_OVERHEAD_FRAC, LEAST_CACHE_HIT_FRAC
+from tokenrouter.tasks.doctor_run import FinishedRun, Seen
 from tokenrouter.wording import counted
 
 OVERHEAD_WARNING_FRAC = 0.05

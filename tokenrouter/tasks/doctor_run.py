@@ -32,6 +32,7 @@ WRITES: Mapping[str, tuple[str, ...]] = {
     "train_router": ("provenance.json", "trained.json"),
     "train_retention": ("provenance.json", "trained.json"),
     "doctor": ("doctor.json",),
+    "report": ("report.html", "report.json"),
 }
 """By task, what every run of it that ends well leaves beside config.yaml and status.json."""
 

@@ -22,8 +22,9 @@ _LATEX = {
 
 def legend(table: Table) -> str:
     """What brackets and marks mean."""
-    several = any(len(e.samples) > 1 for row in table.rows for e in row.cells.values())
-    interval = "95 % over runs" if several else "of the passes or windows of one run"
+    counts = {len(e.samples) > 1 for row in table.rows for e in row.cells.values()}
+    parts = {True: "95 % over runs", False: "of the passes or windows of one run"}
+    interval = "; ".join(text for is_several, text in parts.items() if is_several in counts)
     marks = ", ".join(f"{mark} {name}" for name, mark in VERDICT_MARKS.items())
     judged = any(row.verdicts for row in table.rows)
     beside = f"; beside {table.spec.baseline} of the same run: {marks}" if judged else ""
@@ -32,7 +33,7 @@ def legend(table: Table) -> str:
 
 def markdown(table: Table) -> str:
     """GitHub's kind of table, padded so that it also reads as plain text."""
-    header, lines = _cells(table, VERDICT_MARKS)
+    header, lines = table_cells(table, VERDICT_MARKS)
     width = [max(len(line[i]) for line in [header, *lines]) for i in range(len(header))]
     num_labels = len(table.spec.row_labels)
 
@@ -51,7 +52,7 @@ def markdown(table: Table) -> str:
 
 def latex(table: Table) -> str:
     r"""A ``tabular`` with the rules of booktabs, for ``\input``."""
-    header, lines = _cells(table, _LATEX_MARKS, escape=_escaped)
+    header, lines = table_cells(table, _LATEX_MARKS, escape=_escaped)
     num_labels = len(table.spec.row_labels)
     body = [" & ".join(line) + r" \\" for line in lines]
     return "\n".join(
@@ -86,9 +87,16 @@ def as_csv(table: Table) -> str:
     return out.getvalue()
 
 
-def _cells(
+def table_cells(
     table: Table, marks: Mapping[str, str], escape: Callable[[str], str] = str
 ) -> tuple[list[str], list[list[str]]]:
+    """Header and lines as text: labels first, then a number with its interval and the mark of its verdict.
+
+    Args:
+        table: whose columns hold anything.
+        marks: of better, worse and tie.
+        escape: of all but the marks.
+    """
     header = [escape(name) for name in (*table.spec.row_labels, *(c.title for c in table.columns))]
     lines = []
     for row in table.rows:

@@ -19,8 +19,9 @@ class Run:
         metrics: metrics.json, nested.
         systems: rows of systems.json by system, baselines first; empty where the task compares none.
         chosen: the system that the run is about; None where there are no systems.
+        notes: below the table of systems.
         provenance: where and on what it ran.
-        finished_at: ISO 8601.
+        status: status.json, ``ok``.
     """
 
     path: Path
@@ -28,8 +29,14 @@ class Run:
     metrics: Mapping[str, Any]
     systems: Mapping[str, Mapping[str, Any]]
     chosen: str | None
+    notes: Sequence[str]
     provenance: Mapping[str, Any]
-    finished_at: str
+    status: Mapping[str, Any]
+
+    @property
+    def finished_at(self) -> str:
+        """ISO 8601; empty where the run does not say."""
+        return str(self.status.get("finished_at", ""))
 
     @property
     def model_hash(self) -> str | None:
@@ -62,17 +69,16 @@ def read_run(path: Path | str) -> Run:
             f"{folder}: its files have schema version {version}, and this code reads {SCHEMA_VERSION}: run it again"
         )
     metrics = _read(folder, "metrics.json", missing="has measured nothing")
-    rows = []
-    if (folder / "systems.json").exists():
-        rows = _read(folder, "systems.json", missing="").get("rows", [])
+    rows, notes = _read_systems(folder)
     return Run(
         path=folder,
         overrides=_read_overrides(folder),
         metrics=metrics,
         systems={row["name"]: row for row in rows},
         chosen=next((row["name"] for row in rows if row.get("chosen")), None),
-        provenance=_read(folder, "provenance.json", missing="does not say where it ran"),
-        finished_at=str(status.get("finished_at", "")),
+        notes=notes,
+        provenance=_read_provenance(folder),
+        status=status,
     )
 
 
@@ -83,6 +89,33 @@ def is_finished(path: Path | str) -> bool:
     except ValueError:
         return False
     return status.get("status") == "ok" and status.get("schema_version") == SCHEMA_VERSION
+
+
+def _read_systems(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows and notes of systems.json; nothing where the task compares no systems."""
+    if not (folder / "systems.json").exists():
+        return [], []
+    found = _read(folder, "systems.json", missing="")
+    rows, notes = found.get("rows", []), found.get("notes", [])
+    if not isinstance(rows, list) or not all(map(_is_row, rows)) or not isinstance(notes, list):
+        raise ValueError(f"{folder / 'systems.json'} holds no rows of systems: run it again")
+    return rows, [str(note) for note in notes]
+
+
+def _is_row(row: Any) -> bool:
+    """A system's name with its numbers, those of passes with their spread."""
+    if not isinstance(row, dict) or not isinstance(row.get("name"), str):
+        return False
+    spreads = [value for value in row.values() if isinstance(value, dict)]
+    numbers = [value.get(key) for value in spreads for key in ("median", "min", "max")]
+    return all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers)
+
+
+def _read_provenance(folder: Path) -> dict[str, Any]:
+    provenance = _read(folder, "provenance.json", missing="does not say where it ran")
+    if not isinstance(provenance.get("hardware", {}), dict):
+        raise ValueError(f"{folder / 'provenance.json'} names no hardware: run it again")
+    return provenance
 
 
 def _read_overrides(folder: Path) -> list[str]:

@@ -113,8 +113,9 @@ def _sample(column: Column, run: Run, system: str | None) -> Sample | None:
     else:
         return None
     if isinstance(value, Mapping) and "median" in value:  # of passes, with their spread
-        parts = [float(value[key]) * column.scale for key in ("median", "min", "max")]
-        return Sample(value=parts[0], low=parts[1], high=parts[2])
+        median, *bounds = (float(value[key]) * column.scale for key in ("median", "min", "max"))
+        low, high = bounds if bounds[0] < bounds[1] else (math.nan, math.nan)  # one pass knows none
+        return Sample(value=median, low=low, high=high)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     scaled = float(value) * column.scale
