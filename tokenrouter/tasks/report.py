@@ -1,7 +1,7 @@
 """Joins finished runs on one page that needs nothing else. Loads no model."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hydra.utils import instantiate
@@ -59,7 +59,7 @@ def run(job: Job) -> None:
     log.info("%s in %s", counted(len(gathered.runs), "run"), path)
 
 
-def _summary(gathered: Gathered) -> dict[str, list[dict[str, object]]]:
+def _summary(gathered: Gathered) -> Mapping[str, Sequence[Mapping[str, object]]]:
     runs = [
         {
             "number": each.number,
