@@ -39,7 +39,8 @@ from tokenrouter.routers import RequestLevelRouter, Router
 from tokenrouter.tasks import accuracy, build, checks, groups, report
 from tokenrouter.tasks.common import Job
 from tokenrouter.tasks.decisions import write_log
-from tokenrouter.telemetry import collect_provenance
+from tokenrouter.tasks.parts import Part
+from tokenrouter.telemetry import RunFolder, collect_provenance
 from tokenrouter.workloads import RequestSet, windows
 
 
@@ -82,20 +83,26 @@ def compare(job: Job, *, serve: bool, score: bool) -> None:
         slo = measure_slo(setup.slo, systems.llms["all_high"], requests)
         served = measure_throughput(systems.llms, requests, num_repeats=cfg.evaluation.num_repeats)
     scored = measure(setup) if score else None
-    tasks = accuracy.measure_tasks(setup.tasks, systems, setup.builder) if setup.tasks else None
+    parts = measure_parts(setup, job.folder)
     rows = make_rows(systems, served, scored, slo)
     if cfg.log_decisions:
         log_decisions(setup, job.folder.path)
     if served:
         job.folder.write_steps(served[systems.chosen].repeats[-1].steps)
     notes = report.notes(cfg, setup, served, scored, provenance)
-    if tasks:
-        accuracy.write_tasks(job.folder, tasks)
-        notes = [*accuracy.task_notes(tasks), *notes]
-    table = report.write_tables(job.folder, rows.values(), notes)
+    table = report.write_tables(job.folder, rows.values(), notes, parts)
     drawn = draw(job.folder.path, rows, systems, served, caption=" \n".join(notes[-2:]))
     print(f"\n{table}")
-    job.finish(report.build_metrics(setup, rows, served, scored, slo, tasks), drawn)
+    job.finish(report.build_metrics(setup, rows, served, scored, slo, parts), drawn)
+
+
+def measure_parts(setup: Setup, folder: RunFolder) -> list[Part]:
+    """What is asked for beside KL and throughput; each writes its own files."""
+    parts = []
+    if setup.tasks:
+        answers = accuracy.measure_tasks(setup.tasks, setup.systems, setup.builder)
+        parts.append(accuracy.report(folder, answers, setup.systems))
+    return parts
 
 
 def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:

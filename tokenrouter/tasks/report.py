@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from tokenrouter.evaluation import metrics
-from tokenrouter.evaluation.harness.runner import SystemTasks, tasks_section
 from tokenrouter.evaluation.memory_notes import memory_notes
 from tokenrouter.evaluation.quality import Quality, QualityReport
 from tokenrouter.evaluation.rows import SystemRow
@@ -15,6 +14,7 @@ from tokenrouter.evaluation.slo import SLO
 from tokenrouter.evaluation.tables import format_table
 from tokenrouter.evaluation.throughput import Throughput
 from tokenrouter.kvcache.retention import RetentionOptions
+from tokenrouter.tasks.parts import Part
 from tokenrouter.telemetry import Provenance, RunFolder, Spread, peak_process_bytes
 from tokenrouter.types import Phase
 from tokenrouter.wording import counted
@@ -203,14 +203,15 @@ def _cache_notes(chosen: Throughput) -> list[str]:
     return [note]
 
 
-def write_tables(folder: RunFolder, rows: Iterable[SystemRow], lines: Sequence[str]) -> str:
-    """Write table.md and systems.json; returns the table."""
+def write_tables(
+    folder: RunFolder, rows: Iterable[SystemRow], lines: Sequence[str], parts: Sequence[Part] = ()
+) -> str:
+    """Write table.md and systems.json; returns the tables with all notes."""
     shown = list(rows)
-    table = format_table(shown, lines)
+    lines = [*(note for part in parts for note in part.notes), *lines]
+    table = format_table(shown, lines, [table for part in parts for table in part.tables])
     folder.write_text("table.md", table)
-    folder.write_json(
-        "systems.json", {"rows": [row.as_dict() for row in shown], "notes": list(lines)}
-    )
+    folder.write_json("systems.json", {"rows": [row.as_dict() for row in shown], "notes": lines})
     return table
 
 
@@ -220,7 +221,7 @@ def build_metrics(
     served: Mapping[str, Throughput],
     scored: QualityReport | None,
     slo: SLO | None,
-    tasks: Mapping[str, SystemTasks] | None = None,
+    parts: Sequence[Part] = (),
 ) -> dict[str, Any]:
     """The sections of metrics.json that were measured."""
     systems = setup.systems
@@ -231,9 +232,7 @@ def build_metrics(
         sections["quality"] = metrics.quality_section(
             qualities[systems.chosen], qualities["all_high"], scored.reference
         )
-        if tasks:
-            section = tasks_section(tasks[systems.chosen], tasks["all_high"])
-            sections["quality"]["tasks"] = section
+        sections["quality"] |= {part.name: part.section for part in parts}
     if served and slo is not None:
         chosen = served[systems.chosen]
         sections["throughput"] = metrics.throughput_section(chosen, rows)
