@@ -68,7 +68,7 @@ def test_a_request_level_answer_is_one_of_both_sides() -> None:
     mixed = mix_tasks(high, low, {"a": [True, False, False, True]}, 0.5)
     assert mixed.results["a"].correct == (1, 1, 1, 0) and mixed.results["a"].acc_frac == 0.75
     assert list(mixed.results) == ["a"] and mixed.high_frac == 0.5
-    rows = task_rows({"all_high": high, "all_low": low, "request_level": mixed})
+    rows = task_rows({"all_high": high, "all_low": low, "request_level": mixed}, list)
     assert [(row.task, row.system) for row in rows] == [
         ("a", "all_high"),
         ("a", "all_low"),

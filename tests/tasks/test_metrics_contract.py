@@ -28,6 +28,16 @@ EXPECTED = {
         for route in ("high", "low")
         for phase in ("prefill", "decode")
     ),
+    *(
+        f"generations.{name}"
+        for name in (
+            "num_texts",
+            "same_output_frac",
+            "common_tokens_mean",
+            "length_ratio",
+            "chrf",
+        )
+    ),
     *(f"throughput.{name}" for name in ("output_tok_s", "total_tok_s", "requests_s")),
     "throughput.busy_s",
     "throughput.makespan_s",
@@ -130,6 +140,7 @@ def test_values_agree_with_each_other(metrics: dict[str, Any]) -> None:
     all_high = metrics["baselines"]["all_high"]["output_tok_s"]
     assert metrics["throughput"]["output_tok_s"] == pytest.approx(speedup * all_high)
     assert metrics["router"]["version"].startswith("rule-")
+    assert metrics["generations"]["num_texts"] == metrics["throughput"]["workload"]["num_requests"]
 
 
 @pytest.fixture(scope="module")

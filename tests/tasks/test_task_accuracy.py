@@ -34,6 +34,7 @@ MEASURES = (
     "only_own_right",
     "mcnemar_p",
 )
+OF_TEXTS = ("same_output_frac", "common_tokens_mean", "length_ratio", "chrf")
 TINY = ("debug=tiny", "task=evaluate", "evaluation=lm_eval", "evaluation.window_tokens=128")
 
 
@@ -73,7 +74,8 @@ def test_metrics_hold_accuracy_and_its_drop(run: Path) -> None:
     )
     tasks = metrics["quality"]["tasks"]
     keys = {path for path, _ in leaves(tasks)}
-    assert keys == {f"{task}.{name}" for task in ("copa", "svamp") for name in MEASURES}
+    expected = {f"{task}.{name}" for task in ("copa", "svamp") for name in MEASURES}
+    assert keys == expected | {f"svamp.{name}" for name in OF_TEXTS}
     assert tasks["copa"]["n"] == 6 and tasks["svamp"]["n"] == 4
     assert list(systems) == ["all_high", "all_low", "request_level", "rule"]
     assert systems["all_high"]["high_frac"] == 1.0 and systems["all_low"]["high_frac"] == 0.0
@@ -121,7 +123,7 @@ def test_request_level_answers_as_both_sides_do(run: Path) -> None:
 def test_the_glossary_has_these_names(run: Path) -> None:
     """Keys of a contract that nobody can look up."""
     body = (ROOT / "docs" / "metrics.md").read_text().split("## `quality`")[1].split("\n## ")[0]
-    assert all(f"`{name}`" in body for name in ("tasks", *MEASURES))
+    assert all(f"`{name}`" in body for name in ("tasks", *MEASURES, *OF_TEXTS))
 
 
 def test_answers_do_not_depend_on_the_system_before(data_dir: Path) -> None:
@@ -144,7 +146,7 @@ def test_a_task_without_an_accuracy_has_no_drop() -> None:
     other = TaskResult(num_questions=2)
     high = SystemTasks(results={"a": right, "b": other}, high_frac=1.0)
     low = SystemTasks(results={"a": wrong, "b": other}, high_frac=0.0)
-    rows = task_rows({"all_high": high, "all_low": low})
+    rows = task_rows({"all_high": high, "all_low": low}, list)
     section = tasks_section(rows, "all_low", low.results)
     assert section["b"] == {"n": 2} and section["a"]["acc_drop_pp"] == 50.0
     own = tasks_section(rows, "all_high", high.results)["a"]

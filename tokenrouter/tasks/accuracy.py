@@ -100,7 +100,7 @@ def _request_level(
 def report(folder: RunFolder, measured: Mapping[str, SystemTasks], systems: Systems) -> Part:
     """Writes tasks.json (every answer) and accuracy.csv; returns what the run says of them."""
     folder.write_json("tasks.json", {name: one.as_dict() for name, one in measured.items()})
-    rows = task_rows(measured)
+    rows = task_rows(measured, systems.chosen_llm.tokenizer.encode)
     folder.write_text("accuracy.csv", accuracy_csv(rows))
     notes = [ACCURACY_NOTE] if rows else []
     if rows and "request_level" in measured and systems.chosen != "request_level":

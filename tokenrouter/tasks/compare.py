@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from hydra.utils import instantiate
@@ -11,6 +10,7 @@ from omegaconf import DictConfig
 from tokenrouter import LLM, EngineOptions
 from tokenrouter.engine.memory import slots_for
 from tokenrouter.evaluation import plots
+from tokenrouter.evaluation.generations import GenerationMatch, compare_served
 from tokenrouter.evaluation.harness.runner import LoadedTasks
 from tokenrouter.evaluation.held_out import HeldOutWindows
 from tokenrouter.evaluation.progress import progress
@@ -29,8 +29,6 @@ from tokenrouter.evaluation.systems import Systems, SystemsBuilder, calibration_
 from tokenrouter.evaluation.throughput import (
     Throughput,
     measure_throughput,
-    num_tokens,
-    run_requests,
 )
 from tokenrouter.executors import build_pool
 from tokenrouter.kernels import KernelSet, select
@@ -38,7 +36,7 @@ from tokenrouter.models import LoadedModel
 from tokenrouter.routers import RequestLevelRouter, Router
 from tokenrouter.tasks import accuracy, build, checks, groups, report
 from tokenrouter.tasks.common import Job
-from tokenrouter.tasks.decisions import write_log
+from tokenrouter.tasks.decisions import log_decisions
 from tokenrouter.tasks.parts import Part
 from tokenrouter.telemetry import RunFolder, collect_provenance
 from tokenrouter.workloads import RequestSet, windows
@@ -82,18 +80,30 @@ def compare(job: Job, *, serve: bool, score: bool) -> None:
         requests = setup.workload.requests
         slo = measure_slo(setup.slo, systems.llms["all_high"], requests)
         served = measure_throughput(systems.llms, requests, num_repeats=cfg.evaluation.num_repeats)
+    texts = compare_texts(setup.builder.model, served)
     scored = measure(setup) if score else None
     parts = measure_parts(setup, job.folder)
-    rows = make_rows(systems, served, scored, slo)
+    rows = make_rows(systems, served, scored, slo, texts)
     if cfg.log_decisions:
-        log_decisions(setup, job.folder.path)
+        log_decisions(
+            setup.builder, systems.chosen_llm.router, setup.workload.requests, job.folder.path
+        )
     if served:
         job.folder.write_steps(served[systems.chosen].repeats[-1].steps)
     notes = report.notes(cfg, setup, served, scored, provenance)
     table = report.write_tables(job.folder, rows.values(), notes, parts)
     drawn = draw(job.folder.path, rows, systems, served, caption=" \n".join(notes[-2:]))
     print(f"\n{table}")
-    job.finish(report.build_metrics(setup, rows, served, scored, slo, parts), drawn)
+    job.finish(report.build_metrics(setup, rows, served, scored, slo, texts, parts), drawn)
+
+
+def compare_texts(
+    model: LoadedModel, served: Mapping[str, Throughput]
+) -> dict[str, GenerationMatch]:
+    """What the systems generated beside all_high; nothing where nothing was served."""
+    if not served:
+        return {}
+    return compare_served(served, model.tokenizer.decode, model.config.eos_token_ids)
 
 
 def measure_parts(setup: Setup, folder: RunFolder) -> list[Part]:
@@ -240,6 +250,7 @@ def make_rows(
     served: Mapping[str, Throughput],
     scored: QualityReport | None,
     slo: SLO | None,
+    texts: Mapping[str, GenerationMatch],
 ) -> dict[str, SystemRow]:
     """One row per system, baselines first, the chosen router last unless it is a baseline."""
     qualities = scored.systems if scored else {}
@@ -250,6 +261,7 @@ def make_rows(
             chosen=name == systems.chosen,
             throughput=served.get(name),
             slo=slo,
+            match=texts.get(name),
             quality=qualities.get(name),
             reference_ppl=scored.reference.ppl if scored else None,
         )
@@ -281,15 +293,3 @@ def draw(
         drawn.append(plots.plot_routes(shares, names, folder / "routes.png"))
         advance(drawn[-1].name)
     return drawn
-
-
-def log_decisions(setup: Setup, folder: Path) -> None:
-    """One more pass of the chosen router, with the log on, so that it slows no measured pass."""
-    builder = setup.builder
-    router = setup.systems.chosen_llm.router
-    llm = builder.llm(router, replace(builder.options, log_decisions=True))
-    requests = setup.workload.requests
-    total = num_tokens(requests)
-    with progress("decision log", total, unit="tokens") as advance:
-        run_requests(llm, requests, partial(advance, router.name))
-    write_log(llm, folder)

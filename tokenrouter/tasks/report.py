@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from tokenrouter.evaluation import metrics
+from tokenrouter.evaluation.generations import NO_CHRF_NOTE, GenerationMatch, has_sacrebleu
 from tokenrouter.evaluation.memory_notes import memory_notes
 from tokenrouter.evaluation.quality import Quality, QualityReport
 from tokenrouter.evaluation.rows import SystemRow
@@ -35,6 +36,10 @@ REQUEST_LEVEL_NOTE = (
     "they are all_high's on the neediest windows and all_low's on the others, mixed to the "
     "router's share of high tokens in the text."
 )
+TEXTS_NOTE = (
+    "Texts beside all_high's, greedy, up to their end of text: the share that is the same, tokens in common before the "
+    "first difference, chrF, and length as a ratio. static_batch shows what rounding in another order alone changes."
+)
 FOUR_BIT_NOTE = (
     "This model's weights come from a 4-bit file and lie on its grid: results of weight "
     "quantisation are flattered, those of activations are not."
@@ -56,6 +61,7 @@ def notes(
     if served:
         lines.append(_throughput_note(setup.workload, served[systems.chosen]))
         lines += _workload_notes(setup.workload)
+        lines += [TEXTS_NOTE] if has_sacrebleu() else [TEXTS_NOTE, NO_CHRF_NOTE]
         lines += scheduling_notes(setup.workload, served)
         lines += _overhead_notes(served[systems.chosen])
         lines += _cache_notes(served[systems.chosen])
@@ -221,7 +227,8 @@ def build_metrics(
     served: Mapping[str, Throughput],
     scored: QualityReport | None,
     slo: SLO | None,
-    parts: Sequence[Part] = (),
+    texts: Mapping[str, GenerationMatch],
+    parts: Sequence[Part],
 ) -> dict[str, Any]:
     """The sections of metrics.json that were measured."""
     systems = setup.systems
@@ -233,6 +240,8 @@ def build_metrics(
             qualities[systems.chosen], qualities["all_high"], scored.reference
         )
         sections["quality"] |= {part.name: part.section for part in parts}
+    if match := texts.get(systems.chosen):
+        sections["generations"] = metrics.generations_section(match)
     if served and slo is not None:
         chosen = served[systems.chosen]
         sections["throughput"] = metrics.throughput_section(chosen, rows)

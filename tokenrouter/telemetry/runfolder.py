@@ -11,7 +11,17 @@ from typing import Any
 
 from tokenrouter.files import replace_file
 
-SECTIONS = ("quality", "throughput", "latency", "router", "routes", "kv", "memory", "baselines")
+SECTIONS = (
+    "quality",
+    "generations",
+    "throughput",
+    "latency",
+    "router",
+    "routes",
+    "kv",
+    "memory",
+    "baselines",
+)
 
 
 class RunFolder:

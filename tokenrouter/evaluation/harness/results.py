@@ -2,15 +2,17 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
+from tokenrouter.evaluation.generations import Generation, compare_generations
 from tokenrouter.evaluation.paired import compare_answers, stderr_pp
 from tokenrouter.evaluation.tables import markdown, number, with_error
 
 HIGH = "all_high"
 Answer = TypeVar("Answer")
+Encode = Callable[[str], list[int]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +67,10 @@ class TaskRow:
     only_own_right: int | None = None
     mcnemar_p: float | None = None
     verdict: str | None = None
+    same_output_frac: float | None = None
+    common_tokens_mean: float | None = None
+    length_ratio: float | None = None
+    chrf: float | None = None
 
 
 def mix_tasks(
@@ -102,17 +108,24 @@ def _either(
     return tuple(a if is_high else b for is_high, a, b in zip(goes_high, high, low, strict=True))
 
 
-def task_rows(measured: Mapping[str, SystemTasks]) -> list[TaskRow]:
-    """By task and system, those that have an accuracy; every system but all_high is compared with it."""
+def task_rows(measured: Mapping[str, SystemTasks], encode: Encode) -> list[TaskRow]:
+    """By task and system, those that have an accuracy; every system but all_high is compared with it.
+
+    Args:
+        measured: by system, all_high among them.
+        encode: text to tokens, in which generated texts are compared.
+    """
     return [
-        _row(task, name, system.results[task], None if name == HIGH else high)
+        _row(task, name, system.results[task], None if name == HIGH else high, encode)
         for task, high in measured[HIGH].results.items()
         for name, system in measured.items()
         if task in system.results and system.results[task].acc_frac is not None
     ]
 
 
-def _row(task: str, system: str, result: TaskResult, high: TaskResult | None) -> TaskRow:
+def _row(
+    task: str, system: str, result: TaskResult, high: TaskResult | None, encode: Encode
+) -> TaskRow:
     assert result.acc_frac is not None and result.metric is not None
     row: dict[str, Any] = {
         "task": task,
@@ -132,6 +145,10 @@ def _row(task: str, system: str, result: TaskResult, high: TaskResult | None) ->
             "mcnemar_p": paired.mcnemar_p,
             "verdict": paired.verdict,
         }
+        if result.texts:
+            sides = ([Generation(encode(t), t) for t in one.texts] for one in (result, high))
+            match = asdict(compare_generations(*sides))
+            row |= {name: value for name, value in match.items() if name != "num_texts"}
     return TaskRow(**row)
 
 
@@ -147,9 +164,12 @@ def accuracy_csv(rows: Sequence[TaskRow]) -> str:
 
 def accuracy_table(rows: Sequence[TaskRow], chosen: str) -> str:
     """The rows for reading, the run's in bold; empty without rows."""
-    titles = ("task", "system", "n", "acc %", "drop pp", "only all_high right", "only it right")
+    titles = (
+        "task|system|n|acc %|drop pp|only all_high right|only it right|McNemar p|against all_high"
+    )
+    texts = "same text %|same tokens|chrF|length"
     return markdown(
-        (*titles, "McNemar p", "against all_high"),
+        [*titles.split("|"), *texts.split("|")],
         [
             (
                 row.task,
@@ -161,6 +181,10 @@ def accuracy_table(rows: Sequence[TaskRow], chosen: str) -> str:
                 number(row.only_own_right, 0),
                 number(row.mcnemar_p, 3),
                 row.verdict or "",
+                number(row.same_output_frac, 0, 1e2),
+                number(row.common_tokens_mean, 1),
+                number(row.chrf, 1),
+                number(row.length_ratio, 2),
             )
             for row in rows
         ],
