@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.tasks.jobs import run_in
-from tokenrouter.tasks import compare
+from tokenrouter.tasks.prepare import Setup
 from tokenrouter.tasks.report import REQUEST_LEVEL_NOTE
 from tokenrouter.telemetry.runfolder import SECTIONS, leaves
 
@@ -200,7 +200,7 @@ def test_the_table_says_that_request_levels_quality_is_computed(tradeoff_run: Pa
 
 
 def test_evaluate_says_the_shares_that_its_kl_belongs_to(
-    tmp_path: Path, setups: list[compare.Setup]
+    tmp_path: Path, setups: list[Setup]
 ) -> None:
     """The section routes is of the requests, which this task does not serve: KL stood alone."""
     windows = ("evaluation.num_windows=24", "evaluation.decode_windows=24")

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from tests.tasks.jobs import ROOT, compose_config, run_in
 from tokenrouter import EngineOptions, SamplingParams
 from tokenrouter.evaluation.quality import QualitySettings
+from tokenrouter.evaluation.retrieval.settings import RetrievalSettings
 from tokenrouter.evaluation.slo import SLOOptions
 from tokenrouter.kvcache import KVPool, retention
 from tokenrouter.kvcache.retention import (
@@ -66,6 +67,12 @@ NEEDED: dict[Any, dict[str, Any]] = {
         "decode_windows": 1,
     },
     SLOOptions: {},
+    RetrievalSettings: {
+        "tasks": ["passkey"],
+        "lengths": [256],
+        "depths": [0.5],
+        "num_examples": 1,
+    },
     LengthMix: {"prompt_lengths": [5], "output_min": 2, "output_max": 9},
     UniformRequests: {"num_requests": 3, "prompt_tokens": 5, "output_tokens": 5},
     PoissonRequests: RATE | RANGES,

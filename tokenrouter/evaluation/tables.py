@@ -1,9 +1,16 @@
 """Tables of a run: markdown that also reads as plain text."""
 
+import csv
+import io
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING
 
 from tokenrouter.evaluation.rows import SystemRow
 from tokenrouter.telemetry import Spread
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Column = tuple[str, Callable[[SystemRow], str]]
 
@@ -77,3 +84,13 @@ def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]], *, num_left: 
         for line, cell in zip(lines, (title, rule, *cells), strict=True):
             line.append(cell.ljust(width) if is_left else cell.rjust(width))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines if line)
+
+
+def as_csv(kind: "type[DataclassInstance]", rows: "Sequence[DataclassInstance]") -> str:
+    """Rows of one dataclass as CSV with its fields as the header; None is empty."""
+    text = io.StringIO()
+    names = [column.name for column in fields(kind)]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in rows)
+    return text.getvalue()

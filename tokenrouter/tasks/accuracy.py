@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tokenrouter.evaluation.harness.results import (
     SystemTasks,
-    accuracy_csv,
+    TaskRow,
     accuracy_table,
     mix_tasks,
     task_rows,
@@ -17,6 +17,7 @@ from tokenrouter.evaluation.harness.runner import LoadedTasks, TaskSettings
 from tokenrouter.evaluation.harness.scoring import scoring_options
 from tokenrouter.evaluation.request_level import choose_high, prompt_shares
 from tokenrouter.evaluation.systems import Systems, SystemsBuilder
+from tokenrouter.evaluation.tables import as_csv
 from tokenrouter.tasks import groups
 from tokenrouter.tasks.parts import Part
 from tokenrouter.telemetry import RunFolder
@@ -101,7 +102,7 @@ def report(folder: RunFolder, measured: Mapping[str, SystemTasks], systems: Syst
     """Writes tasks.json (every answer) and accuracy.csv; returns what the run says of them."""
     folder.write_json("tasks.json", {name: one.as_dict() for name, one in measured.items()})
     rows = task_rows(measured, systems.chosen_llm.tokenizer.encode)
-    folder.write_text("accuracy.csv", accuracy_csv(rows))
+    folder.write_text("accuracy.csv", as_csv(TaskRow, rows))
     notes = [ACCURACY_NOTE] if rows else []
     if rows and "request_level" in measured and systems.chosen != "request_level":
         notes.append(REQUEST_LEVEL_NOTE.format(measured["request_level"].high_frac))

@@ -100,11 +100,17 @@ def _warn_of_priorities(cfg: DictConfig) -> None:
 
 
 def _warn_of_unread_tasks(cfg: DictConfig) -> None:
-    """Says so where lm-eval's tasks are asked for and nothing measures them, or the reverse."""
+    """Says so where lm-eval's tasks or retrieval are asked for and nothing measures them, or the reverse."""
     evaluation = cfg.evaluation
     if evaluation.get("tasks") and cfg.task._target_ not in _SCORES:
         warnings.warn(
             "options without effect: evaluation.tasks (this task measures no accuracy: choose task=evaluate or "
+            "task=tradeoff)",
+            stacklevel=2,
+        )
+    if evaluation.get("retrieval") and cfg.task._target_ not in _SCORES:
+        warnings.warn(
+            "options without effect: evaluation.retrieval (this task asks nothing: choose task=evaluate or "
             "task=tradeoff)",
             stacklevel=2,
         )
@@ -166,7 +172,11 @@ def check_windows(
 
 
 def check_requests(
-    lengths: Iterable[int], num_slots: int | None, slots_for: Callable[[int], int] = int
+    lengths: Iterable[int],
+    num_slots: int | None,
+    slots_for: Callable[[int], int] = int,
+    *,
+    shorter: str = "shorter requests (workload.max_prompt_tokens, workload.max_output_tokens)",
 ) -> None:
     """Refuse requests that the KV pool cannot hold even one at a time.
 
@@ -174,6 +184,7 @@ def check_requests(
         lengths: prompt and output tokens of each.
         num_slots: of the pool; None holds any request.
         slots_for: as in ``check_windows``.
+        shorter: what to choose instead.
 
     Raises:
         ValueError: the longest one needs more slots at once than there are.
@@ -182,8 +193,7 @@ def check_requests(
     if num_slots is not None and (needed := slots_for(longest)) > num_slots:
         raise ValueError(
             f"a request of {longest} tokens, those to generate included, needs {needed} KV slots, and the pool has "
-            f"{num_slots}: raise kvcache.num_slots, or choose shorter requests (workload.max_prompt_tokens, "
-            "workload.max_output_tokens)"
+            f"{num_slots}: raise kvcache.num_slots, or choose {shorter}"
         )
 
 

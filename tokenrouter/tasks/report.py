@@ -22,7 +22,7 @@ from tokenrouter.wording import counted
 from tokenrouter.workloads import RequestSet
 
 if TYPE_CHECKING:
-    from tokenrouter.tasks.compare import Setup
+    from tokenrouter.tasks.prepare import Setup
 
 log = logging.getLogger(__name__)
 HIGH_OVERHEAD_FRAC = 0.10

@@ -1,9 +1,7 @@
 """What systems answered, beside all_high: rows of accuracy.csv, the table, and metrics.json."""
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from tokenrouter.evaluation.generations import Generation, compare_generations
@@ -150,16 +148,6 @@ def _row(
             match = asdict(compare_generations(*sides))
             row |= {name: value for name, value in match.items() if name != "num_texts"}
     return TaskRow(**row)
-
-
-def accuracy_csv(rows: Sequence[TaskRow]) -> str:
-    """The rows as CSV with a header; what was not measured is empty."""
-    text = io.StringIO()
-    names = [column.name for column in fields(TaskRow)]
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    return text.getvalue()
 
 
 def accuracy_table(rows: Sequence[TaskRow], chosen: str) -> str:
