@@ -7,6 +7,7 @@ tables that need the same run share it.
 import argparse
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from tokenrouter.evaluation.paper.write import RESULTS, write_page, write_table
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = ROOT / "experiments"
+RUN = "run"
+"""``@run`` in an override: the folder of the run itself."""
 NOT_OF_A_RESULT = ("paths", "logger")
 """Parts of the config that say where a run lies and who is told, not what it measures."""
 
@@ -43,6 +46,23 @@ class Work:
     name: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What a table needs.
+
+    Attributes:
+        prepared: what the others look into, in order.
+        rows: runs by the labels of the table's rows.
+    """
+
+    prepared: Sequence[Work]
+    rows: Mapping[tuple[str, ...], Sequence[Work]]
+
+    def in_order(self) -> list[Work]:
+        """All runs, each behind those that it looks into."""
+        return [*self.prepared, *(work for repeats in self.rows.values() for work in repeats)]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs and writes tables.
 
@@ -58,13 +78,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    failed = run_all(work for jobs in planned.values() for own in jobs.values() for work in own)
+    failed = run_all(work for plan in planned.values() for work in plan.in_order())
     into: Path = args.into
     for spec in specs:
         try:
             runs = {
                 labels: [read_run(work.folder) for work in repeats]
-                for labels, repeats in planned[spec.name].items()
+                for labels, repeats in planned[spec.name].rows.items()
             }
             write(spec, runs, into / spec.name / RESULTS, is_quick=args.quick)
         except ValueError as error:
@@ -80,8 +100,8 @@ def table_names(folder: Path) -> list[str]:
     return sorted(path.parent.name for path in folder.glob("*/table.yaml"))
 
 
-def plan(spec: TableSpec, runs: Path, *, quick: bool) -> dict[tuple[str, ...], list[Work]]:
-    """What a table needs to be run, by the labels of its rows.
+def plan(spec: TableSpec, runs: Path, *, quick: bool) -> Plan:
+    """What a table needs to be run.
 
     Args:
         spec: the table.
@@ -89,15 +109,40 @@ def plan(spec: TableSpec, runs: Path, *, quick: bool) -> dict[tuple[str, ...], l
         quick: the short form.
 
     Raises:
-        ValueError: overrides that do not compose.
+        ValueError: overrides that do not compose, or name a run that is not prepared before.
     """
-    found = {}
-    for labels, repeats in spec.jobs(quick=quick).items():
-        name = " ".join((spec.name, *labels))
-        found[labels] = [
-            Work(overrides=own, folder=runs / config_hash(own), name=name) for own in repeats
-        ]
-    return found
+    folders: dict[str, Path] = {}
+
+    def work(name: str, overrides: Sequence[str]) -> Work:
+        own = [_with_folders(override, folders) for override in overrides]
+        folder = (runs / config_hash(own)).resolve()
+        own = [_with_folders(override, {RUN: folder}) for override in own]
+        return Work(overrides=own, folder=folder, name=f"{spec.name} {name}")
+
+    prepared = []
+    for name, overrides in spec.preparations(quick=quick).items():
+        prepared.append(work(name, overrides))
+        folders[name] = prepared[-1].folder
+    rows = {
+        labels: [work(" ".join(labels), own) for own in repeats]
+        for labels, repeats in spec.jobs(quick=quick).items()
+    }
+    return Plan(prepared=prepared, rows=rows)
+
+
+def _with_folders(override: str, folders: Mapping[str, Path]) -> str:
+    """``@name`` replaced by a folder; ``@run`` stays until it is known."""
+
+    def folder(found: re.Match[str]) -> str:
+        name = found[1]
+        if name in folders:
+            return str(folders[name])
+        if name == RUN:
+            return found[0]
+        known = ", ".join(folders) or "none"
+        raise ValueError(f"{override}: there is no run @{name} before this one; prepared: {known}")
+
+    return re.sub(r"@(\w+)(?=/|$)", folder, override)
 
 
 def config_hash(overrides: Sequence[str]) -> str:
