@@ -12,7 +12,7 @@ import pytest
 from scripts.router_bench import app
 from scripts.router_bench.asking import calibrated
 from scripts.router_bench.measures import measure_text
-from scripts.router_bench.setup import COMPARED, TOKENS_ONLY, Bench
+from scripts.router_bench.setup import COMPARED, TOKENS_ONLY, Bench, trained_order
 from tests.router_bench_cases import tiny_bench, tiny_routers, write_router
 from tokenrouter.executors.calibration import Calibration
 from tokenrouter.models import tiny_random
@@ -84,8 +84,8 @@ def test_the_map_of_layers_is_by_the_training_labels(bench: Bench, tmp_path: Pat
     path = write_router(tmp_path, bench.model, "int8", groups=GROUPS)
     artifact = replace(read_artifact(path, "mlp"), about={"layer_need": [0.1, 0.5, 3.0, 0.4]})
     write_artifact(artifact, path)
-    known = replace(bench, trained={"int8": {"mlp": path}}, phases=(Phase.PREFILL,), compared=())
-    assert known.layer_order == [2, 1, 3, 0]
+    assert trained_order(path) == [2, 1, 3, 0]
+    known = replace(bench, layer_order=trained_order(path), phases=(Phase.PREFILL,), compared=())
     assert measure_text(known, bench.texts[0]).layers == [2, 1, 3, 0]
 
 

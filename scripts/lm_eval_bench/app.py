@@ -52,7 +52,7 @@ def parse_arguments(description: str) -> argparse.Namespace:
     parser.add_argument(
         "--tasks", nargs="+", default=list(TASKS), help="multiple choice of lm-eval"
     )
-    add_data_dir(parser)
+    add_data_dir(parser, without="needed: the tasks' questions are there")
     args = parser.parse_args()
     check_least(parser, args, 1, "repeats", "limit")
     return args

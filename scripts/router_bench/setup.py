@@ -71,6 +71,8 @@ class Bench:
         texts: to measure KL on.
         phases: in which windows are run.
         compared: which routers are judged, of ``COMPARED``; the mlp always is.
+        layer_order: layers by what the mlp's training labels say that they need, the neediest first; None where it is
+            unknown.
     """
 
     sizes: Sizes
@@ -82,6 +84,7 @@ class Bench:
     texts: Sequence[Text]
     phases: Sequence[Phase] = tuple(Phase)
     compared: Sequence[str] = COMPARED
+    layer_order: Sequence[int] | None = None
 
     def learned(
         self, kind: str, executor: str, share: float, *, layer_groups: bool = True
@@ -103,16 +106,6 @@ class Bench:
                 tokens = self.learned(kind, self.executor, share, layer_groups=False)
                 found[TOKENS_ONLY] = tokens
         return {name: found[name] for name in found if name in {"mlp", *self.compared}}
-
-    @property
-    def layer_order(self) -> list[int] | None:
-        """Layers by what the mlp's training labels say that they need, the neediest first; None where it is unknown."""
-        path = self.trained[self.executor]["mlp"]
-        need = read_artifact(path, "mlp").about.get("layer_need")
-        if need is None:
-            return None
-        order: list[int] = torch.tensor(need).argsort(descending=True, stable=True).tolist()
-        return order
 
 
 def build(
@@ -159,7 +152,17 @@ def build(
         texts=[load_text(name, data_dir, model.tokenizer, sizes) for name in texts],
         phases=tuple(phases),
         compared=COMPARED if compared is None else tuple(compared),
+        layer_order=trained_order(trained[executor]["mlp"]),
     )
+
+
+def trained_order(path: Path) -> list[int] | None:
+    """Layers by the need that a trained mlp's labels found, the neediest first; None: its file does not say."""
+    need = read_artifact(path, "mlp").about.get("layer_need")
+    if need is None:
+        return None
+    order: list[int] = torch.tensor(need).argsort(descending=True, stable=True).tolist()
+    return order
 
 
 def trained_in(folder: Path) -> dict[str, dict[str, Path]]:

@@ -145,7 +145,11 @@ def test_a_job_trains_with_groups_and_without(data_path: Path, tmp_path: Path) -
         groups = read_artifact(folder / "router.json", "mlp").layer_groups
         sizes[name] = groups and len(groups.layers)
         summary = json.loads((folder / "trained.json").read_text())
-        assert ("layer_groups" in summary["valid"]) == (groups is not None)
+        valid = summary["valid"]
+        texts = {name for name in valid if name != "all" and "layer_groups" not in name}
+        by_layer = {name for name in valid if "layer_groups" in name}
+        of_texts = {"layer_groups", *(f"layer_groups_{text}" for text in texts)}
+        assert texts and by_layer == (set() if groups is None else of_texts)
     assert sizes == {"auto": 4, "two": 2, "none": None, "ranking": None}
 
 

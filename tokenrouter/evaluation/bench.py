@@ -27,12 +27,19 @@ def parser_for(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def add_data_dir(parser: argparse.ArgumentParser) -> None:
-    """``--data-dir``: the folder of local data sets, or None."""
+def add_data_dir(
+    parser: argparse.ArgumentParser, without: str = "none: CPython's language reference"
+) -> None:
+    """``--data-dir``: the folder of local data sets, or None.
+
+    Args:
+        parser: gets the option.
+        without: what the script does where there is no such folder, for ``--help``.
+    """
     parser.add_argument(
         "--data-dir",
         default=os.environ.get("TOKENROUTER_DATA_DIR"),
-        help="local data sets (default: TOKENROUTER_DATA_DIR); none: CPython's language reference",
+        help=f"local data sets (default: TOKENROUTER_DATA_DIR); {without}",
     )
 
 

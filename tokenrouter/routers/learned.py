@@ -139,9 +139,8 @@ class LearnedRouter(Router):
         """High where the score reaches the threshold, as many groups of layers as do with their offsets."""
         score_T = self._ranked(inputs)
         need_TG = score_T[:, None] + self._offset_G
-        route_T = (~(need_TG >= self._thresholds.limits(inputs.phase_T)[:, None])).sum(
-            1
-        )  # HIGH is 0
+        is_low_TG = ~(need_TG >= self._thresholds.limits(inputs.phase_T)[:, None])  # NaN is low
+        route_T = is_low_TG.sum(1)  # HIGH is 0, and each group less is one further
         reasons: tuple[str, ...] = _REASONS
         reason_T = route_T
         if self.layer_groups is not None:
@@ -187,8 +186,7 @@ class LearnedRouter(Router):
         if self.thresholds and self.thresholds_from == CALIBRATED:
             raise ValueError(
                 f"router {self.name} was calibrated with the scores for {self.artifact.trained_for.executor} and "
-                "is now "
-                f"used for {artifact.trained_for.executor}: make a new router, and calibrate it after use_for"
+                f"is now used for {artifact.trained_for.executor}: make a new router, and calibrate it after use_for"
             )
         assert (artifact.bins.names, artifact.trained_for.after_layer) == (
             self.features,

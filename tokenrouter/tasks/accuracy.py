@@ -34,16 +34,25 @@ REQUEST_LEVEL_NOTE = (
 )
 
 
+def task_settings(cfg: DictConfig) -> TaskSettings:
+    """Which tasks conf/evaluation asks for; it may be none.
+
+    Raises:
+        ValueError: a setting of the wrong type or out of its range.
+    """
+    values = {key: cfg.evaluation[key] for key in groups.TASKS}
+    if OmegaConf.is_config(values["tasks"]):
+        values["tasks"] = OmegaConf.to_object(values["tasks"])
+    return TaskSettings(**values, data_dir=cfg.paths.data_dir)
+
+
 def load_tasks(cfg: DictConfig) -> LoadedTasks | None:
     """The tasks of conf/evaluation with their questions; None where there are none.
 
     Raises:
         ValueError: a setting out of its range, a task that does not exist, no data, or no harness.
     """
-    values = {key: cfg.evaluation[key] for key in groups.TASKS}
-    if OmegaConf.is_config(values["tasks"]):
-        values["tasks"] = OmegaConf.to_object(values["tasks"])
-    settings = TaskSettings(**values, data_dir=cfg.paths.data_dir)
+    settings = task_settings(cfg)
     return LoadedTasks(settings) if settings.tasks else None
 
 

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from tokenrouter.checks import check_count, check_flag, check_integer
 from tokenrouter.kernels import BACKENDS
 from tokenrouter.tasks import groups
+from tokenrouter.tasks.accuracy import task_settings
 
 _HINTS = {"model.name": "<hub name, local folder or .gguf file>"}
 _SCORES = ("tokenrouter.tasks.evaluate.run", "tokenrouter.tasks.tradeoff.run")
@@ -27,8 +28,8 @@ def check_config(cfg: DictConfig) -> None:
     Raises:
         ValueError: a mandatory value is missing, an option is unknown to the target that it is for or, where a part has
             none, to ``groups.KEYS``, ``evaluation.slo`` holds no options, ``kernels.backend`` names none,
-            ``evaluation.num_repeats`` or ``num_threads`` is no count, ``seed`` no integer, or a flag neither true nor
-            false.
+            ``evaluation.num_repeats`` or ``num_threads`` is no count, ``seed`` no integer, a flag neither true nor
+            false, or what is asked of evaluation.tasks is out of its range.
     """
     if missing := sorted(OmegaConf.missing_keys(cfg)):
         wanted = " ".join(f"{key}={_HINTS.get(key, '<value>')}" for key in missing)
@@ -57,7 +58,7 @@ def check_config(cfg: DictConfig) -> None:
     for name in ("log_decisions", "chat"):
         if name in cfg:
             check_flag(name, cfg[name])
-    check_flag("evaluation.apply_chat_template", cfg.evaluation.apply_chat_template)
+    task_settings(cfg)
     check_integer("seed", cfg.seed)
     if cfg.num_threads is not None:
         check_count("num_threads", cfg.num_threads, 1)

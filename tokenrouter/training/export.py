@@ -130,22 +130,29 @@ def stored_thresholds(
 def validation(
     data: RouterData, trained: Trained, groups: LayerGroups | None
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Quality on the validation documents, per share: of all, of each text, and where groups of layers are decided.
+    """Quality on the validation documents, per share: of all and of each text, and where groups of layers are decided.
 
-    The last is of pairs of a token and a layer, under ``layer_groups``.
+    The last are of pairs of a token and a layer, under ``layer_groups`` and ``layer_groups_{text}``.
     """
     texts = torch.tensor([sorted(set(data.valid.texts)).index(text) for text in data.valid.texts])
     parts: dict[str, Tensor] = {"all": torch.ones(len(texts), dtype=torch.bool)}
     for index, name in enumerate(sorted(set(data.valid.texts))):
         parts[name] = texts == index
-    found = {}
+    known = {}
     for name, in_part_N in parts.items():
-        score_N, label_N = trained.score_valid_N[in_part_N], data.valid.label_N[in_part_N]
+        label_N = data.valid.label_N[in_part_N]
         if len(label_N) > 1 and float(label_N.min()) < float(label_N.max()):
-            found[name] = _quality(score_N, label_N)
-    if groups is not None:
-        score_NL = _by_layer(trained.score_valid_N, groups)
-        found["layer_groups"] = _quality(score_NL.flatten(), data.valid.label_NL.flatten())
+            known[name] = in_part_N
+    found = {
+        name: _quality(trained.score_valid_N[in_part_N], data.valid.label_N[in_part_N])
+        for name, in_part_N in known.items()
+    }
+    if groups is None:
+        return found
+    for name, in_part_N in known.items():
+        score_NL = _by_layer(trained.score_valid_N[in_part_N], groups)
+        key = "layer_groups" if name == "all" else f"layer_groups_{name}"
+        found[key] = _quality(score_NL.flatten(), data.valid.label_NL[in_part_N].flatten())
     return found
 
 
