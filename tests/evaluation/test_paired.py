@@ -7,6 +7,7 @@ import pytest
 from tokenrouter.evaluation.harness.results import SystemTasks, TaskResult, mix_tasks, task_rows
 from tokenrouter.evaluation.paired import compare_answers, mcnemar
 from tokenrouter.evaluation.request_level import choose_high
+from tokenrouter.evaluation.tables import p_value
 from tokenrouter.routers import RequestLevelRouter
 
 
@@ -86,3 +87,14 @@ def test_the_neediest_requests_go_high_up_to_the_share() -> None:
     assert choose_high(router, shares, weights, 0.0) == [False] * 4
     assert choose_high(router, shares, weights, 1.0) == [True] * 4
     assert router.high_frac is None
+
+
+def test_a_small_p_value_is_not_zero() -> None:
+    """0.000, as if luck were ruled out."""
+    assert [p_value(p) for p in (None, 1.0, 0.0312, 0.0006, 0.0001)] == [
+        "",
+        "1.000",
+        "0.031",
+        "0.001",
+        "<0.001",
+    ]

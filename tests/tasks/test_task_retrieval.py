@@ -34,10 +34,12 @@ def test_every_system_is_asked(tmp_path: Path) -> None:
     with (run / "retrieval.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["system"] for row in rows} == {"all_high", "all_low", "request_level", "rule"}
-    assert len(rows) == 2 * 4 * (1 + 1 + 2)
+    assert len(rows) == 2 * 4 * (1 + 1 + 2 + 2)
     assert {(row["length_tokens"], row["depth_frac"]) for row in rows} == {
         ("", ""),
         ("400", ""),
+        ("", "0.0"),
+        ("", "1.0"),
         ("400", "0.0"),
         ("400", "1.0"),
     }

@@ -55,6 +55,11 @@ def with_error(value: float | None, error: float | None, *, sign: bool = False) 
     return shown if error is None else f"{shown} ± {error:.1f}"
 
 
+def p_value(value: float | None) -> str:
+    """Three digits behind the point, or that it is smaller; empty for None."""
+    return "<0.001" if value is not None and value < 0.0005 else number(value, 3)
+
+
 def format_table(
     rows: Sequence[SystemRow], notes: Sequence[str], others: Sequence[str] = ()
 ) -> str:

@@ -147,5 +147,5 @@ def report(
         name="retrieval",
         tables=(retrieval_table(rows, chosen),),
         notes=tuple(notes),
-        section=retrieval_section(questions.probes, rows, chosen, measured[chosen]),
+        section=retrieval_section(rows, chosen),
     )

@@ -102,6 +102,8 @@ def test_rows_are_of_their_length_and_depth() -> None:
     }
     assert exact == {
         (None, None): 0.375,
+        (None, 0.0): 0.5,
+        (None, 1.0): 0.25,
         (160, None): 0.75,
         (160, 0.0): 1.0,
         (160, 1.0): 0.5,
@@ -109,7 +111,7 @@ def test_rows_are_of_their_length_and_depth() -> None:
         (200, 0.0): 0.0,
         (200, 1.0): 0.0,
     }
-    section = retrieval_section(made, rows, "rule", own)["passkey"]
+    section = retrieval_section(rows, "rule")["passkey"]
     assert section["by_length"] == {"160": {"exact_frac": 0.75}, "200": {"exact_frac": 0.0}}
     assert section["by_depth_pct"] == {"0": {"exact_frac": 0.5}, "100": {"exact_frac": 0.25}}
     assert (section["n"], section["exact_drop_pp"], section["only_high_right"]) == (8, 62.5, 5)
@@ -124,6 +126,9 @@ def test_rows_are_of_their_length_and_depth() -> None:
         "75.0 ± 25.0",
     ]
     assert [row.verdict for row in rows if row.system == "rule"][:1] == ["tie"]
+    assert table[3].startswith("| passkey | all    | **rule**") and " 25 |" in table[3]
+    of_one = retrieval_table(retrieval_rows(made[:4], {"all_high": own}), "rule")
+    assert len(of_one.splitlines()) == 3 and "| all    |" not in of_one
 
 
 def test_a_request_level_prompt_is_answered_as_its_side_does() -> None:

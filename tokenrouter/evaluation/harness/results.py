@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from tokenrouter.evaluation.generations import Generation, compare_generations
 from tokenrouter.evaluation.paired import compare_answers, stderr_pp
-from tokenrouter.evaluation.tables import markdown, number, with_error
+from tokenrouter.evaluation.tables import markdown, number, p_value, with_error
 
 HIGH = "all_high"
 Answer = TypeVar("Answer")
@@ -167,7 +167,7 @@ def accuracy_table(rows: Sequence[TaskRow], chosen: str) -> str:
                 with_error(row.acc_drop_pp, row.acc_drop_stderr_pp, sign=True),
                 number(row.only_high_right, 0),
                 number(row.only_own_right, 0),
-                number(row.mcnemar_p, 3),
+                p_value(row.mcnemar_p),
                 row.verdict or "",
                 number(row.same_output_frac, 0, 1e2),
                 number(row.common_tokens_mean, 1),

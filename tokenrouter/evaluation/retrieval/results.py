@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 from tokenrouter.evaluation.paired import compare_answers, stderr_pp
 from tokenrouter.evaluation.retrieval.measure import Answers, Probe
-from tokenrouter.evaluation.tables import markdown, number, with_error
+from tokenrouter.evaluation.tables import markdown, number, p_value, with_error
 
 HIGH = "all_high"
 _PAIRED = {
@@ -58,7 +59,7 @@ def mix_answers(
 
 
 def retrieval_rows(probes: Sequence[Probe], measured: Mapping[str, Answers]) -> list[RetrievalRow]:
-    """By task: all of it, then by length all depths and each depth; every system, compared with all_high.
+    """By task, all of it, by length, by depth, and by both; every system, compared with all_high.
 
     Args:
         probes: in the order of the answers.
@@ -66,9 +67,8 @@ def retrieval_rows(probes: Sequence[Probe], measured: Mapping[str, Answers]) -> 
     """
     groups: dict[tuple[str, int | None, float | None], list[int]] = {}
     for index, probe in enumerate(probes):
-        by_length = (probe.task, probe.length, None)
-        for key in ((probe.task, None, None), by_length, (*by_length[:2], probe.depth_frac)):
-            groups.setdefault(key, []).append(index)
+        for length, depth in product((None, probe.length), (None, probe.depth_frac)):
+            groups.setdefault((probe.task, length, depth), []).append(index)
     return [
         _row(key, name, members, answers, None if name == HIGH else measured[HIGH])
         for key, members in groups.items()
@@ -105,6 +105,7 @@ def retrieval_table(rows: Sequence[RetrievalRow], chosen: str) -> str:
     """Exact answers in percent, by task, length and system; the depths side by side, the run in bold."""
     cells = {(r.task, r.length_tokens, r.system, r.depth_frac): r.exact_frac for r in rows}
     depths = sorted({r.depth_frac for r in rows if r.depth_frac is not None})
+    has_one_length = len({r.length_tokens for r in rows}) == 2  # and all together
     return markdown(
         [
             *("task", "length", "system", "n", *(f"depth {depth:g}" for depth in depths)),
@@ -125,48 +126,36 @@ def retrieval_table(rows: Sequence[RetrievalRow], chosen: str) -> str:
                 with_error(row.exact_drop_pp, row.exact_drop_stderr_pp, sign=True),
                 number(row.only_high_right, 0),
                 number(row.only_own_right, 0),
-                number(row.mcnemar_p, 3),
+                p_value(row.mcnemar_p),
                 row.verdict or "",
             )
             for row in rows
-            if row.depth_frac is None
+            if row.depth_frac is None and not (has_one_length and row.length_tokens is None)
         ],
         num_left=3,
     )
 
 
-def retrieval_section(
-    probes: Sequence[Probe], rows: Sequence[RetrievalRow], chosen: str, answers: Answers
-) -> dict[str, dict[str, Any]]:
+def retrieval_section(rows: Sequence[RetrievalRow], chosen: str) -> dict[str, dict[str, Any]]:
     """By task, for metrics.json: the run's exact answers, how they stand beside all_high's, by length and by depth.
 
     Args:
-        probes: in the order of the answers.
         rows: of ``retrieval_rows``.
         chosen: the run's name among them.
-        answers: the run's.
     """
     section: dict[str, dict[str, Any]] = {}
     left_out = ("task", "length_tokens", "depth_frac", "system", "verdict")
     for row in rows:
-        if row.system == chosen and row.length_tokens is None:
+        if row.system != chosen:
+            continue
+        task = section.setdefault(row.task, {})
+        length, depth = row.length_tokens, row.depth_frac
+        if length is None and depth is None:
             values = asdict(row) | ({"exact_drop_pp": 0.0} if chosen == HIGH else {})
-            section[row.task] = {
-                key: value
-                for key, value in values.items()
-                if key not in left_out and value is not None
-            }
-    for task, values in section.items():
-        by_length: dict[str, list[float]] = {}
-        by_depth: dict[str, list[float]] = {}
-        for probe, correct in zip(probes, answers.correct, strict=True):
-            if probe.task == task:
-                by_length.setdefault(str(probe.length), []).append(correct)
-                by_depth.setdefault(f"{100 * probe.depth_frac:g}", []).append(correct)
-        values["by_length"] = _means(by_length)
-        values["by_depth_pct"] = _means(by_depth)
+            task |= {k: v for k, v in values.items() if k not in left_out and v is not None}
+        elif depth is None:
+            task.setdefault("by_length", {})[str(length)] = {"exact_frac": row.exact_frac}
+        elif length is None:
+            name = f"{100 * depth:g}"
+            task.setdefault("by_depth_pct", {})[name] = {"exact_frac": row.exact_frac}
     return section
-
-
-def _means(correct: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
-    return {name: {"exact_frac": sum(values) / len(values)} for name, values in correct.items()}
