@@ -84,7 +84,7 @@ def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]], *, num_left: 
     columns = [[title, *cells] for title, *cells in zip(titles, *rows, strict=True) if any(cells)]
     lines: list[list[str]] = [[] for _ in range(len(rows) + 2)]
     for index, (title, *cells) in enumerate(columns):
-        width, is_left = max(map(len, (title, *cells))), index < num_left
+        width, is_left = max(2, *map(len, (title, *cells))), index < num_left
         rule = "-" * width if is_left else "-" * (width - 1) + ":"
         for line, cell in zip(lines, (title, rule, *cells), strict=True):
             line.append(cell.ljust(width) if is_left else cell.rjust(width))
