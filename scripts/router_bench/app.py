@@ -11,7 +11,8 @@ from tokenrouter.types import Phase
 
 from .arguments import add_text_options, check_text_options
 from .cost import router_costs, smooth_serving
-from .measures import Smoothed, measure_smoothed, measure_text
+from .kept import kept_or_measured
+from .measures import Smoothed
 from .plots import plot_text
 from .report import as_json, cost_lines, equal_speed_lines, table
 from .setup import COMPARED, EXECUTORS, PLAIN, Bench, build
@@ -20,25 +21,25 @@ from .summary import Row, at_equal_speed, claims, rows_of
 from .throughput import Speeds, measure_speeds
 
 
-def run(bench: Bench, plots: Path | None = None) -> dict[str, Any]:
+def run(bench: Bench, plots: Path | None = None, keep: Path | None = None) -> dict[str, Any]:
     """Measures everything; the table of each text is printed when it is done.
 
     Args:
         bench: what is measured.
         plots: folder for a picture per text; None: no pictures.
+        keep: folder for what each text showed; None: nothing is kept.
     """
     rows: list[Row] = []
     smoothed: dict[str, Smoothed | None] = {}
     equal: dict[str, Any] = {}
     speeds: dict[Phase, Speeds] = {}
     for text in bench.texts:
-        found = measure_text(bench, text)
+        found, smoothed[text.name] = kept_or_measured(bench, text, keep)
         for phase in bench.phases:
             if phase not in speeds:
                 speeds[phase] = measure_speeds(bench, found.layers, phase)
         own = rows_of(text.name, found.by_key, speeds)
         beside = at_equal_speed(text.name, found.by_key, speeds)
-        smoothed[text.name] = measure_smoothed(bench, text)
         print(table(own), equal_speed_lines(beside), sep="\n", flush=True)
         if plots is not None:
             print(plot_text(own, plots / f"{text.name}_{bench.executor}.png"), flush=True)
@@ -80,8 +81,9 @@ def parse_arguments(description: str) -> argparse.Namespace:
     parser = _parser(description)
     args = parser.parse_args()
     check_text_options(parser, args)
-    if args.plots is not None and not args.plots.is_dir():
-        parser.error(f"--plots {args.plots}: there is no such folder: make it first")
+    for name, folder in (("plots", args.plots), ("keep", args.keep)):
+        if folder is not None and not folder.is_dir():
+            parser.error(f"--{name} {folder}: there is no such folder: make it first")
     sizes = QUICK if args.quick else Sizes()
     args.sizes = sizes if args.windows is None else replace(sizes, windows=args.windows)
     return args
@@ -107,6 +109,12 @@ def _parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--plots", type=Path, metavar="FOLDER", help="write a picture per text here"
     )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FOLDER",
+        help="write here what each text showed, and do not measure again what lies there",
+    )
     return parser
 
 
@@ -130,5 +138,5 @@ def main(description: str) -> None:
         compared=args.compared,
     )
     provenance = provenance_of(model)
-    found = {**run(bench, args.plots), "quick": args.quick, "provenance": provenance}
+    found = {**run(bench, args.plots, args.keep), "quick": args.quick, "provenance": provenance}
     put_out(found, args.json, as_json=as_json)
