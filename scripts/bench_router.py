@@ -2,6 +2,7 @@
 
 python scripts/bench_router.py [--quick] [--executor int8|int8_smooth] [--windows N] [--texts NAME ...] [--json PATH]
     [--plots FOLDER] [--routers FOLDER] [--phases prefill|decode ...] [--compared ROUTER ...] [--keep FOLDER]
+    [--only-costs]
 
 Windows of 2,048 tokens from the evaluation side of each text, at 5, 10 and 20 % of the decided tokens high. KL is to
 float32, on a float32 simulation of both paths. Each window is run in both phases. Prefill: the window is a prompt.
@@ -30,7 +31,8 @@ picture per text. With ``--keep`` a text that was measured at this commit is not
 run goes on, and throughput can be timed once more without it. Decode holds the KV of all engines at once, 12 GB.
 
 At the end the routers' time on 32 decode tokens and on a chunk of 1,024, beside the executors' time for the same tokens
-in an engine, and requests served on the smoothed path with a learned 5 % beside all_high. Last comes one JSON object.
+in an engine, and requests served on the smoothed path with a learned 5 % beside all_high; ``--only-costs`` measures
+these alone. Last comes one JSON object.
 """
 
 from router_bench.app import main

@@ -65,6 +65,13 @@ def test_one_phase_and_some_routers(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "python_docs_int8.png").stat().st_size > 0
 
 
+def test_costs_alone(folder: Path, tmp_path: Path) -> None:
+    """Guards against minutes of KL where a quiet machine was wanted for seconds of a router."""
+    found = printed(folder, tmp_path, "--only-costs", "--compared", "rule")
+    assert set(found["costs"]) == {"rule", "mlp"} and "rows" not in found
+    assert found["router_overhead_frac"] > 0 and found["smooth5_vs_all_high"] > 0
+
+
 def test_an_mlp_with_groups_is_judged_without_them_too(bench: Bench, tmp_path: Path) -> None:
     """Guards against a row that says tokens only and has groups, or that shows up where there are none to leave out."""
     assert TOKENS_ONLY not in bench.scored(0.2)

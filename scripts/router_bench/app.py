@@ -45,27 +45,38 @@ def run(bench: Bench, plots: Path | None = None, keep: Path | None = None) -> di
             print(plot_text(own, plots / f"{text.name}_{bench.executor}.png"), flush=True)
         rows += own
         equal |= beside
+    return {
+        **claims(rows, smoothed),
+        **equal,
+        **run_costs(bench),
+        **{phase.name.lower(): asdict(found) for phase, found in speeds.items()},
+        "window_tokens": {text.name: len(text.windows[0]) for text in bench.texts},
+        "phases": [phase.name.lower() for phase in bench.phases],
+        "rows": rows,
+    }
+
+
+def run_costs(bench: Bench) -> dict[str, Any]:
+    """What a decision costs, and what the smoothed path serves; the costs are printed.
+
+    Args:
+        bench: what is measured.
+    """
     costs, serving = router_costs(bench), smooth_serving(bench)
     print(cost_lines(costs), flush=True)
     mlp = costs["mlp"]
     return {
-        **claims(rows, smoothed),
-        **equal,
         "smooth5_vs_all_high": serving and serving.median,
+        "smooth5_vs_all_high_range": serving and [serving.min, serving.max],
         "router_overhead_frac": mlp["decode_overhead_frac"],
         "router_us_per_token": mlp["decode_us_per_token"],
         "router_prefill_overhead_frac": mlp["prefill_overhead_frac"],
         "router_prefill_us_per_token": mlp["prefill_us_per_token"],
-        "smooth5_vs_all_high_range": serving and [serving.min, serving.max],
         "costs": costs,
-        **{phase.name.lower(): asdict(found) for phase, found in speeds.items()},
         "executor": bench.executor,
         "routers": {executor: sorted(kinds) for executor, kinds in bench.trained.items()},
-        "window_tokens": {text.name: len(text.windows[0]) for text in bench.texts},
-        "phases": [phase.name.lower() for phase in bench.phases],
         "compared": list(bench.compared),
         "sizes": asdict(bench.sizes),
-        "rows": rows,
     }
 
 
@@ -115,6 +126,9 @@ def _parser(description: str) -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="write here what each text showed, and do not measure again what lies there",
     )
+    parser.add_argument(
+        "--only-costs", action="store_true", help="what a decision costs, without any text's KL"
+    )
     return parser
 
 
@@ -138,5 +152,6 @@ def main(description: str) -> None:
         compared=args.compared,
     )
     provenance = provenance_of(model)
-    found = {**run(bench, args.plots, args.keep), "quick": args.quick, "provenance": provenance}
+    found = run_costs(bench) if args.only_costs else run(bench, args.plots, args.keep)
+    found |= {"quick": args.quick, "provenance": provenance}
     put_out(found, args.json, as_json=as_json)
