@@ -151,7 +151,7 @@ def test_a_task_without_an_accuracy_has_no_drop() -> None:
     assert section["b"] == {"n": 2} and section["a"]["acc_drop_pp"] == 50.0
     own = tasks_section(rows, "all_high", high.results)["a"]
     assert own["acc_drop_pp"] == 0.0 and "mcnemar_p" not in own
-    assert "| a    | **all_low** | 2 |" in accuracy_table(rows, "all_low")
+    assert "| a    | **all_low** |  2 |" in accuracy_table(rows, "all_low")
 
 
 @pytest.mark.parametrize(

@@ -103,21 +103,3 @@ def test_what_nothing_reads_is_named() -> None:
         check_config(compose_config("task=benchmark", "evaluation=retrieval"))
     [said] = [str(w.message) for w in caught if "options without effect" in str(w.message)]
     assert "evaluation.retrieval (this task asks nothing" in said
-
-
-@pytest.mark.slow
-def test_the_default_model_can_do_it(tmp_path: Path) -> None:
-    """Prompts that the model cannot answer: then every router ties with all_high."""
-    asked = ("evaluation.retrieval.lengths=[256]", "evaluation.retrieval.depths=[0.5]")
-    short = (
-        "evaluation.window_tokens=64",
-        "evaluation.num_windows=1",
-        "evaluation.decode_windows=1",
-    )
-    run = run_in(
-        tmp_path,
-        *("task=evaluate", "evaluation=retrieval", "executor=full", "router=all_high"),
-        *("logger=none", "workload=tiny", *asked, *short),
-    )
-    section = json.loads((run / "metrics.json").read_text())["quality"]["retrieval"]
-    assert all(task["exact_frac"] >= 0.5 for task in section.values())

@@ -1,6 +1,7 @@
 """Guards retrieval: an answer at another depth or in no context, a wrong answer that counts, rows of another length."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tokenrouter.evaluation.retrieval.results import (
 from tokenrouter.evaluation.retrieval.settings import RetrievalSettings
 from tokenrouter.models import LoadedModel
 from tokenrouter.models.tiny import ByteTokenizer
+from tokenrouter.workloads import PythonDocs
 
 TOKENIZER = ByteTokenizer()
 OTHER = TOKENIZER.encode(" some other text. ")
@@ -155,3 +157,16 @@ def test_a_request_level_prompt_is_answered_as_its_side_does() -> None:
 def test_what_cannot_be_asked_is_refused_by_name(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         probes(**options)
+
+
+@pytest.mark.slow
+def test_the_default_model_can_do_it(smollm2_fp32: LoadedModel) -> None:
+    """Prompts that the model cannot answer: then every router ties with all_high."""
+    settings = RetrievalSettings(
+        tasks=["passkey", "key_value"], lengths=[256], depths=[0.5], num_examples=2
+    )
+    encode = partial(smollm2_fp32.tokenizer.encode, add_special_tokens=False)
+    text_ids = encode("\n\n".join(PythonDocs().documents()[:3]))
+    asked = make_probes(settings, encode, text_ids, seed=0)
+    found = measure_retrieval({"all_high": LLM(smollm2_fp32)}, asked)
+    assert found["all_high"].correct == (1.0,) * 4
