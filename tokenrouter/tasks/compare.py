@@ -95,7 +95,10 @@ def compare(job: Job, *, serve: bool, score: bool) -> None:
     table = report.write_tables(job.folder, rows.values(), notes)
     drawn = draw(job.folder.path, rows, systems, served, caption=" \n".join(notes[-2:]))
     print(f"\n{table}")
-    job.finish(report.build_metrics(setup, rows, served, scored, slo, tasks), drawn)
+    metrics = report.build_metrics(setup, rows, served, scored, slo, tasks)
+    job.finish(metrics, drawn, {"systems": [row.as_dict() for row in rows.values()]})
+    if served:
+        job.run.log_steps(served[systems.chosen].repeats[-1].steps)
 
 
 def prepare(cfg: DictConfig, *, serve: bool, score: bool) -> Setup:
