@@ -187,7 +187,7 @@ def _failure_recorded(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        folder.fail(error)
+        folder.fail(error, root_cause(error))
         raise
 
 

@@ -92,14 +92,19 @@ class RunFolder:
         """Mark the run as done before, in another folder."""
         self._write_status("skipped", finished_in=str(finished_in))
 
-    def fail(self, error: BaseException) -> None:
-        """Mark the run as failed, with the traceback; for ``KeyboardInterrupt`` with a reason alone."""
+    def fail(self, error: BaseException, cause: BaseException | None = None) -> None:
+        """Mark the run as failed, with the traceback; for ``KeyboardInterrupt`` with a reason alone.
+
+        Args:
+            error: what ended it.
+            cause: what to name as the reason, where ``error`` only wraps it.
+        """
         if isinstance(error, KeyboardInterrupt):
             self._write_status("failed", error="interrupted by the user")
             return
         self._write_status(
             "failed",
-            error=f"{type(error).__name__}: {error}",
+            error=f"{type(cause or error).__name__}: {cause or error}",
             traceback="".join(traceback.format_exception(error)),
         )
 
