@@ -23,6 +23,7 @@ from tests.tasks.jobs import (
     wandb_summary,
 )
 from tests.tasks.run_folders import make_run
+from tokenrouter.evaluation import paper
 from tokenrouter.tasks import sweeps
 from tokenrouter.tasks.doctor_run import read_run
 from tokenrouter.tasks.finished import config_hash, find_finished, put_aside, read_objective
@@ -113,6 +114,7 @@ def test_a_repeated_sweep_runs_what_did_not_end_well(sweep: Sweep) -> None:
     assert [s["status"] for s in status] == ["skipped", "failed", "skipped"]
     assert [status[i]["finished_in"] for i in (0, 2)] == [str(sweep.jobs[i]) for i in (0, 2)]
     assert "1 failed, 2 skipped" in again.text and "skip_finished=false" in again.text
+    assert paper.read_run(again.jobs[0]).path == sweep.jobs[0]
     with pytest.raises(ValueError, match=f"was skipped.* give run={sweep.jobs[0]}"):
         read_run(again.jobs[0])
 

@@ -43,14 +43,17 @@ class Panel:
     curves: Sequence[Curve]
 
 
-def plot_curves(panels: Sequence[Panel], path: Path, *, y_label: str, caption: str) -> Path:
+def plot_curves(
+    panels: Sequence[Panel], path: Path, *, y_label: str, caption: str, joined: bool = True
+) -> Path:
     """Draws the panels side by side over one y axis, which begins at 0, with a legend of all names.
 
     Args:
         panels: at least one.
-        path: the PNG to write.
+        path: the file to write, PNG or PDF by its ending.
         y_label: of the shared axis.
         caption: below all.
+        joined: draw lines through a curve's points.
     """
     names = list(dict.fromkeys(curve.name for panel in panels for curve in panel.curves))
     with figure_of(5.2 * len(panels), 4.6, widths=[1] * len(panels)) as (figure, axes_of):
@@ -68,7 +71,7 @@ def plot_curves(panels: Sequence[Panel], path: Path, *, y_label: str, caption: s
                     marker=MARKERS[index % len(MARKERS)],
                     markersize=5,
                     color=ROUTE_COLOURS[index % len(ROUTE_COLOURS)],
-                    linestyle="-" if index < len(ROUTE_COLOURS) else "--",
+                    linestyle=_line(index) if joined else "none",
                     linewidth=1.2,
                     elinewidth=0.8,
                     capsize=2,
@@ -91,3 +94,7 @@ def plot_curves(panels: Sequence[Panel], path: Path, *, y_label: str, caption: s
         )
         figure.savefig(path)
     return path
+
+
+def _line(index: int) -> str:
+    return "-" if index < len(ROUTE_COLOURS) else "--"

@@ -83,8 +83,8 @@ def run_job(cfg: DictConfig) -> Any:
     try:
         if sweep:
             warn_of_neighbours(hydra_cfg.launcher, cfg.task._target_)
-            if done := _done_before(cfg, folder, Path(hydra_cfg.sweep.dir), overrides):
-                return read_objective(cfg, done)
+            if done := _done_before(cfg, folder, Path(hydra_cfg.sweep.dir)):
+                return _skip(cfg, done, folder, overrides)
             put_aside(folder)
         with open_job(cfg, folder, overrides, group=folder.parent.name if sweep else None) as job:
             instantiate(cfg.task)(job)
@@ -116,26 +116,34 @@ def _logged_cause(error: Exception, folder: Path, *, sweep: bool) -> BaseExcepti
     return cause
 
 
-def _done_before(
-    cfg: DictConfig, folder: Path, sweep_dir: Path, overrides: Sequence[str]
-) -> Path | None:
-    """The run folder of a job that ended well and computed the same, said in the log and in this job's folder."""
-    if cfg.skip_finished is not True or cfg.task._target_ in UNTRACKED_TASKS:
+def _done_before(cfg: DictConfig, folder: Path, sweep_dir: Path) -> Path | None:
+    """The run folder of a job that ended well and computed the same."""
+    is_asked = cfg.skip_finished is True and cfg.task._target_ not in UNTRACKED_TASKS
+    if not is_asked or (wanted := _hash(cfg)) is None:
         return None
-    if (wanted := _hash(cfg)) is None:
-        return None
-    done = find_finished(wanted, folder, sweep_dir, Path(cfg.paths.output_dir))
-    if done is None:
-        return None
+    return find_finished(wanted, folder, sweep_dir, Path(cfg.paths.output_dir))
+
+
+def _skip(cfg: DictConfig, done: Path, folder: Path, overrides: Sequence[str]) -> Any:
+    """What ``done`` gives a search; that this job is not run stands in the log and in its folder."""
     log.info(
         "skipped: the same configuration ended well in %s%s; skip_finished=false runs it again",
         done,
         other_commit(done),
     )
-    if done != folder:
-        put_aside(folder)
-        RunFolder(folder, job=_name(overrides), facts={"config_hash": wanted}).skip(done)
-    return done
+    if done == folder:
+        return read_objective(cfg, done)
+    put_aside(folder)
+    skipped = RunFolder(folder, job=_name(overrides), facts=_facts(cfg))
+    with _failure_recorded(skipped):
+        objective = read_objective(cfg, done)
+    skipped.skip(done)
+    return objective
+
+
+def _facts(cfg: DictConfig) -> dict[str, str]:
+    config_id = _hash(cfg)
+    return {"config_hash": config_id} if config_id else {}
 
 
 def _hash(cfg: DictConfig) -> str | None:
@@ -165,8 +173,8 @@ def open_job(
     Raises:
         ValueError: the config shows a mistake by itself; nothing is loaded then.
     """
-    name, config_id = _name(overrides), _hash(cfg)
-    folder = RunFolder(path, job=name, facts={"config_hash": config_id} if config_id else None)
+    name = _name(overrides)
+    folder = RunFolder(path, job=name, facts=_facts(cfg))
     with _failure_recorded(folder):
         checks.check_config(cfg)
         config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)

@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from tokenrouter.telemetry.provenance import ROOT, git_state
+from tokenrouter.telemetry.runfolder import SCHEMA_VERSION
 
 log = logging.getLogger(__name__)
 UNHASHED = ("skip_finished", "objective")
@@ -57,7 +58,8 @@ def find_finished(wanted: str, folder: Path, sweep_dir: Path, output_dir: Path) 
     newest = sorted({path.parent.resolve() for path in others}, reverse=True)
     for candidate in (folder, *newest):
         status = read_status(candidate)
-        if status.get("status") == "ok" and status.get("config_hash") == wanted:
+        is_readable = status.get("schema_version") == SCHEMA_VERSION
+        if status.get("status") == "ok" and status.get("config_hash") == wanted and is_readable:
             return candidate
     return None
 

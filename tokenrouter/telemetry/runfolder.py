@@ -11,6 +11,8 @@ from typing import Any
 
 from tokenrouter.files import replace_file
 
+SCHEMA_VERSION = 1
+"""Of a run folder's files; another one is not read together with this."""
 SECTIONS = ("quality", "throughput", "latency", "router", "routes", "kv", "memory", "baselines")
 
 
@@ -111,6 +113,7 @@ class RunFolder:
     def _write_status(self, status: str, **details: str) -> None:
         record: dict[str, Any] = {
             "status": status,
+            "schema_version": SCHEMA_VERSION,
             "job": self._job,
             "started_at": self._started_at,
         } | self._facts

@@ -1,0 +1,22 @@
+"""Tables and figures for a paper, built from run folders alone."""
+
+from .intervals import Estimate, Verdict, estimate, verdict
+from .runs import Run, read_run
+from .spec import Column, Figure, TableSpec, read_spec
+from .table import Row, Table, build_table
+
+__all__ = [
+    "Column",
+    "Estimate",
+    "Figure",
+    "Row",
+    "Run",
+    "Table",
+    "TableSpec",
+    "Verdict",
+    "build_table",
+    "estimate",
+    "read_run",
+    "read_spec",
+    "verdict",
+]

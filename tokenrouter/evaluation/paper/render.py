@@ -1,0 +1,114 @@
+"""A table as Markdown, LaTeX and CSV."""
+
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping
+
+from .intervals import Estimate
+from .spec import Column
+from .table import Table
+
+VERDICT_MARKS = {"better": "↑", "worse": "↓", "tie": "="}
+_LATEX_MARKS = {"better": r"$\uparrow$", "worse": r"$\downarrow$", "tie": "$=$"}
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+}
+
+
+def legend(table: Table) -> str:
+    """What brackets and marks mean."""
+    several = any(len(e.samples) > 1 for row in table.rows for e in row.cells.values())
+    interval = "95 % over runs" if several else "of the passes or windows of one run"
+    marks = ", ".join(f"{mark} {name}" for name, mark in VERDICT_MARKS.items())
+    judged = any(row.verdicts for row in table.rows)
+    beside = f"; beside {table.spec.baseline} of the same run: {marks}" if judged else ""
+    return f"Brackets: {interval}{beside}."
+
+
+def markdown(table: Table) -> str:
+    """GitHub's kind of table, padded so that it also reads as plain text."""
+    header, lines = _cells(table, VERDICT_MARKS)
+    width = [max(len(line[i]) for line in [header, *lines]) for i in range(len(header))]
+    num_labels = len(table.spec.row_labels)
+
+    def joined(line: list[str]) -> str:
+        padded = [
+            cell.ljust(width[i]) if i < num_labels else cell.rjust(width[i])
+            for i, cell in enumerate(line)
+        ]
+        return f"| {' | '.join(padded)} |"
+
+    rule = [
+        "-" * width[i] if i < num_labels else "-" * (width[i] - 1) + ":" for i in range(len(header))
+    ]
+    return "\n".join(map(joined, [header, rule, *lines])) + "\n"
+
+
+def latex(table: Table) -> str:
+    r"""A ``tabular`` with the rules of booktabs, for ``\input``."""
+    header, lines = _cells(table, _LATEX_MARKS, escape=_escaped)
+    num_labels = len(table.spec.row_labels)
+    body = [" & ".join(line) + r" \\" for line in lines]
+    return "\n".join(
+        [
+            f"% {table.spec.title}. {legend(table)}",
+            rf"\begin{{tabular}}{{{'l' * num_labels}{'r' * (len(header) - num_labels)}}}",
+            r"\toprule",
+            " & ".join(header) + r" \\",
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    )
+
+
+def as_csv(table: Table) -> str:
+    """Every number in full: a line per row and column."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*table.spec.row_labels, "column", "value", "low", "high", "runs", "verdict"])
+    for row in table.rows:
+        for column in table.columns:
+            if (cell := row.cells.get(column.title)) is None:
+                continue
+            bounds = [repr(b) if math.isfinite(b) else "" for b in (cell.low, cell.high)]
+            verdict = row.verdicts.get(column.title, "")
+            writer.writerow(
+                [*row.labels, column.title, repr(cell.value), *bounds, len(cell.samples), verdict]
+            )
+    return out.getvalue()
+
+
+def _cells(
+    table: Table, marks: Mapping[str, str], escape: Callable[[str], str] = str
+) -> tuple[list[str], list[list[str]]]:
+    header = [escape(name) for name in (*table.spec.row_labels, *(c.title for c in table.columns))]
+    lines = []
+    for row in table.rows:
+        line = [escape(label) for label in row.labels]
+        for column in table.columns:
+            cell = row.cells.get(column.title)
+            text = "" if cell is None else escape(_number(cell, column))
+            mark = marks.get(row.verdicts.get(column.title, ""), "")
+            line.append(f"{text} {mark}".rstrip())
+        lines.append(line)
+    return header, lines
+
+
+def _number(cell: Estimate, column: Column) -> str:
+    digits = column.digits
+    text = f"{cell.value:.{digits}f}"
+    if not cell.is_bounded or cell.low == cell.high:
+        return text
+    return f"{text} [{cell.low:.{digits}f}, {cell.high:.{digits}f}]"
+
+
+def _escaped(text: str) -> str:
+    return "".join(_LATEX.get(c, c) for c in text)

@@ -1,0 +1,245 @@
+"""``scripts/reproduce.sh``: runs what the tables of experiments/ need, and writes them.
+
+A run lies under the hash of its resolved config, so that an interrupted reproduction goes on where it stopped, and
+tables that need the same run share it.
+"""
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from tokenrouter.evaluation.paper import Run, TableSpec, build_table, read_run, read_spec
+from tokenrouter.evaluation.paper.runs import is_finished
+from tokenrouter.evaluation.paper.write import RESULTS, write_page, write_table
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLES = ROOT / "experiments"
+RUN = "run"
+"""``@run`` in an override: the folder of the run itself."""
+NOT_OF_A_RESULT = ("paths", "logger")
+"""Parts of the config that say where a run lies and who is told, not what it measures."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """One run that tables need.
+
+    Attributes:
+        overrides: of run.py.
+        folder: of the run, named by the hash of its resolved config.
+        name: for the terminal.
+    """
+
+    overrides: Sequence[str]
+    folder: Path
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What a table needs.
+
+    Attributes:
+        prepared: what the others look into, in order.
+        rows: runs by the labels of the table's rows.
+    """
+
+    prepared: Sequence[Work]
+    rows: Mapping[tuple[str, ...], Sequence[Work]]
+
+    def in_order(self) -> list[Work]:
+        """All runs, each behind those that it looks into."""
+        return [*self.prepared, *(work for repeats in self.rows.values() for work in repeats)]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs and writes tables.
+
+    Returns:
+        0; 1 where a run failed or a table could not be written, after all others were.
+    """
+    known = table_names(TABLES)
+    args = _parser(known).parse_args(arguments)
+    names = args.tables or known
+    try:
+        specs = [read_spec(TABLES / name / "table.yaml") for name in names]
+        planned = {spec.name: plan(spec, args.runs, quick=args.quick) for spec in specs}
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    failed = run_all(work for plan in planned.values() for work in plan.in_order())
+    into: Path = args.into
+    for spec in specs:
+        try:
+            runs = {
+                labels: [read_run(work.folder) for work in repeats]
+                for labels, repeats in planned[spec.name].rows.items()
+            }
+            write(spec, runs, into / spec.name / RESULTS, is_quick=args.quick)
+        except ValueError as error:
+            print(f"error: table {spec.name} is not written: {error}", file=sys.stderr)
+            failed = True
+    write_page(into, into / "README.md", known)
+    print(f"tables in {into}, shown by {into / 'README.md'}")
+    return int(failed)
+
+
+def table_names(folder: Path) -> list[str]:
+    """Of the tables of a folder, in the order of their names."""
+    return sorted(path.parent.name for path in folder.glob("*/table.yaml"))
+
+
+def plan(spec: TableSpec, runs: Path, *, quick: bool) -> Plan:
+    """What a table needs to be run.
+
+    Args:
+        spec: the table.
+        runs: folder of all run folders.
+        quick: the short form.
+
+    Raises:
+        ValueError: overrides that do not compose, or name a run that is not prepared before.
+    """
+    folders: dict[str, Path] = {}
+
+    def work(name: str, overrides: Sequence[str]) -> Work:
+        own = [_with_folders(override, folders) for override in overrides]
+        folder = (runs / config_hash(own)).resolve()
+        own = [_with_folders(override, {RUN: folder}) for override in own]
+        return Work(overrides=own, folder=folder, name=f"{spec.name} {name}")
+
+    prepared = []
+    for name, overrides in spec.preparations(quick=quick).items():
+        prepared.append(work(name, overrides))
+        folders[name] = prepared[-1].folder
+    rows = {
+        labels: [work(" ".join(labels), own) for own in repeats]
+        for labels, repeats in spec.jobs(quick=quick).items()
+    }
+    return Plan(prepared=prepared, rows=rows)
+
+
+def _with_folders(override: str, folders: Mapping[str, Path]) -> str:
+    """``@name`` replaced by a folder; ``@run`` stays until it is known."""
+
+    def folder(found: re.Match[str]) -> str:
+        name = found[1]
+        if name in folders:
+            return str(folders[name])
+        if name == RUN:
+            return found[0]
+        known = ", ".join(folders) or "none"
+        raise ValueError(f"{override}: there is no run @{name} before this one; prepared: {known}")
+
+    return re.sub(r"@(\w+)(?=/|$)", folder, override)
+
+
+def config_hash(overrides: Sequence[str]) -> str:
+    """Of what the overrides resolve to, without where results go: 16 hex digits.
+
+    Raises:
+        ValueError: they do not compose.
+    """
+    try:
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            cfg = compose("config", overrides=list(overrides))
+        plain = OmegaConf.to_container(cfg, resolve=True)
+    except Exception as error:  # Hydra's own come in many kinds
+        raise ValueError(f"{' '.join(overrides)}: {' '.join(str(error).split())}") from None
+    assert isinstance(plain, dict)
+    kept = {key: value for key, value in plain.items() if key not in NOT_OF_A_RESULT}
+    text = json.dumps(kept, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def run_all(work: Iterable[Work]) -> bool:
+    """Runs what has not ended well yet, each in a process of its own; whether any failed.
+
+    A failed one leaves its status.json and log; the others go on.
+    """
+    wanted = list({each.folder: each for each in work}.values())
+    missing = [each for each in wanted if not is_finished(each.folder)]
+    print(f"{len(wanted)} runs, {len(wanted) - len(missing)} of them done before", flush=True)
+    failed = False
+    for index, each in enumerate(missing):
+        started = time.perf_counter()
+        returncode = _run(each)
+        took = f"{time.perf_counter() - started:.0f} s"
+        print(f"[{index + 1}/{len(missing)}] {each.name}: {took}", flush=True)
+        if returncode:
+            failed = True
+            print(
+                f"  failed (exit code {returncode}): {_reason(each.folder)}; see {_log(each.folder)}",
+                file=sys.stderr,
+                flush=True,
+            )
+    return failed
+
+
+def write(
+    spec: TableSpec, runs: Mapping[tuple[str, ...], Sequence[Run]], folder: Path, *, is_quick: bool
+) -> list[Path]:
+    """Builds a table and writes its files.
+
+    Raises:
+        ValueError: nothing to show, or runs that do not belong in one table.
+    """
+    command = f"bash scripts/reproduce.sh {spec.name}{' --quick' if is_quick else ''}"
+    table = build_table(spec, runs)
+    return write_table(table, folder, command=command, is_quick=is_quick)
+
+
+def _run(work: Work) -> int:
+    """Exit code of one run; what an unfinished one left is removed first."""
+    shutil.rmtree(work.folder, ignore_errors=True)
+    work.folder.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "run.py", *work.overrides, "logger=none"]
+    with _log(work.folder).open("w") as log:
+        done = subprocess.run(
+            [*command, f"hydra.run.dir={work.folder.resolve()}"],
+            cwd=ROOT,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    return done.returncode
+
+
+def _log(folder: Path) -> Path:
+    return folder.with_suffix(".log")
+
+
+def _reason(folder: Path) -> str:
+    try:
+        status = json.loads((folder / "status.json").read_text())
+    except (OSError, ValueError):
+        return "it did not begin"
+    return str(status.get("error", status.get("status")))
+
+
+def _parser(known: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="scripts/reproduce.sh", description=__doc__)
+    parser.add_argument(
+        "tables", nargs="*", metavar="table", choices=[*known, []], help=f"of: {', '.join(known)}"
+    )
+    parser.add_argument("--quick", action="store_true", help="the short form of every run")
+    parser.add_argument(
+        "--runs", type=Path, default=ROOT / "outputs" / "reproduce", help="folder of run folders"
+    )
+    parser.add_argument("--into", type=Path, default=TABLES, help="folder of the tables")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
