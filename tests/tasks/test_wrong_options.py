@@ -141,6 +141,7 @@ def test_a_batch_is_a_number_of_requests(size: Any) -> None:
         "evaluation.window_tokens=long",
         "seed=one",
         "num_threads=0",
+        "objective=3",
         "num_threads=all",
     ],
 )
@@ -242,7 +243,7 @@ def test_a_flag_is_true_or_false(flag: tuple[str, ...]) -> None:
         cfg = compose_config(*chosen, f"{path}=no")
         check_config(cfg)
         build.engine_options(cfg)
-        for part in ("explain", "train", "trainer", "labels", "router"):
+        for part in ("explain", "train", "trainer", "labels", "router", "logger"):
             if part in cfg:
                 instantiate(cfg[part], _convert_="object")
         if "sampling" in cfg:
@@ -254,6 +255,7 @@ def test_a_flag_is_true_or_false(flag: tuple[str, ...]) -> None:
 def test_all_flags_are_tried() -> None:
     """A walk over conf/ that finds none."""
     names = {path for *_, path in FLAGS}
+    assert {"skip_finished", "logger.artifact"} <= names
     assert {"log_decisions", "chat", "sampling.ignore_eos", "kvcache.prefix_sharing"} <= names
     assert {"trainer.fast_dev_run", "train.fast_dev_run", "labels.per_layer"} <= names
 

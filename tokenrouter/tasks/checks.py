@@ -55,17 +55,27 @@ def check_config(cfg: DictConfig) -> None:
         raise ValueError(
             f"evaluation.slo must hold options, got {slo!r}: set single ones, such as evaluation.slo.ttft_scale=8"
         )
-    for name in ("log_decisions", "chat"):
+    for name in ("log_decisions", "skip_finished", "chat"):
         if name in cfg:
             check_flag(name, cfg[name])
     task_settings(cfg)
     check_integer("seed", cfg.seed)
+    _check_objective(cfg.objective)
     if cfg.num_threads is not None:
         check_count("num_threads", cfg.num_threads, 1)
     num_repeats = cfg.evaluation.num_repeats
     if type(num_repeats) is not int or num_repeats < 1:
         raise ValueError(
             f"evaluation.num_repeats must be at least 1 (passes over the requests), got {num_repeats!r}"
+        )
+
+
+def _check_objective(objective: Any) -> None:
+    paths = objective if isinstance(objective, ListConfig) else [objective]
+    if objective is not None and not (paths and all(isinstance(path, str) for path in paths)):
+        raise ValueError(
+            f"objective={objective} must be null, a dotted path in metrics.json such as quality.kl_mean_nats, or a "
+            "list of them"
         )
 
 

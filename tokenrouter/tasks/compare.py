@@ -70,7 +70,10 @@ def compare(job: Job, *, serve: bool, score: bool) -> None:
     table = report.write_tables(job.folder, rows.values(), notes, parts)
     drawn = draw(job.folder.path, rows, systems, served, caption=" \n".join(notes[-2:]))
     print(f"\n{table}")
-    job.finish(report.build_metrics(setup, rows, served, scored, slo, texts, parts), drawn)
+    metrics = report.build_metrics(setup, rows, served, scored, slo, texts, parts)
+    job.finish(metrics, drawn, {"systems": [row.as_dict() for row in rows.values()]})
+    if served:
+        job.run.log_steps(served[systems.chosen].repeats[-1].steps)
 
 
 def compare_texts(

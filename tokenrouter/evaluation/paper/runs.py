@@ -41,7 +41,7 @@ def read_run(path: Path | str) -> Run:
     """Reads a run folder.
 
     Args:
-        path: the folder.
+        path: the folder; of a sweep's job that was skipped, the run that it names is read.
 
     Raises:
         ValueError: no run, one that has not ended or has failed, files of another schema version, or damaged ones.
@@ -53,6 +53,8 @@ def read_run(path: Path | str) -> Run:
         raise ValueError(
             f"{folder}: the run has not ended, or it was killed: run it again, or leave it out"
         )
+    if state == "skipped":
+        return read_run(status["finished_in"])
     if state != "ok":
         raise ValueError(
             f"{folder}: the run failed ({status.get('error', 'no reason is given')}): run it again, or leave it out"
