@@ -88,12 +88,12 @@ def test_runs_that_others_look_into_come_first(tmp_path: Path) -> None:
 
 def test_what_does_not_count_in_a_hash_and_what_does() -> None:
     """Guards against runs that are never found again, and against another's results."""
-    plain = reproduce.config_hash(["router=rule"])
-    assert plain == reproduce.config_hash([]), "the default router"
-    assert plain == reproduce.config_hash(["logger=none", "paths.output_dir=/elsewhere"])
-    assert plain != reproduce.config_hash(["seed=1"])
+    plain = reproduce.hash_of(["router=rule"])
+    assert plain == reproduce.hash_of([]), "the default router"
+    assert plain == reproduce.hash_of(["paths.output_dir=/elsewhere"])
+    assert plain != reproduce.hash_of(["seed=1"])
     with pytest.raises(ValueError, match="router=reuter"):
-        reproduce.config_hash(["router=reuter"])
+        reproduce.hash_of(["router=reuter"])
 
 
 def test_every_table_here_composes_in_both_forms() -> None:

@@ -5,7 +5,6 @@ tables that need the same run share it.
 """
 
 import argparse
-import hashlib
 import json
 import re
 import shutil
@@ -17,18 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from tokenrouter.evaluation.paper import Run, TableSpec, build_table, read_run, read_spec
 from tokenrouter.evaluation.paper.runs import is_finished
 from tokenrouter.evaluation.paper.write import RESULTS, write_page, write_table
+from tokenrouter.tasks.finished import config_hash
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = ROOT / "experiments"
 RUN = "run"
 """``@run`` in an override: the folder of the run itself."""
-NOT_OF_A_RESULT = ("paths", "logger")
-"""Parts of the config that say where a run lies and who is told, not what it measures."""
+UNTRACKED = "logger=none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +113,7 @@ def plan(spec: TableSpec, runs: Path, *, quick: bool) -> Plan:
 
     def work(name: str, overrides: Sequence[str]) -> Work:
         own = [_with_folders(override, folders) for override in overrides]
-        folder = (runs / config_hash(own)).resolve()
+        folder = (runs / hash_of(own)).resolve()
         own = [_with_folders(override, {RUN: folder}) for override in own]
         return Work(overrides=own, folder=folder, name=f"{spec.name} {name}")
 
@@ -145,22 +143,18 @@ def _with_folders(override: str, folders: Mapping[str, Path]) -> str:
     return re.sub(r"@(\w+)(?=/|$)", folder, override)
 
 
-def config_hash(overrides: Sequence[str]) -> str:
-    """Of what the overrides resolve to, without where results go: 16 hex digits.
+def hash_of(overrides: Sequence[str]) -> str:
+    """``config_hash`` of what the overrides compose to.
 
     Raises:
         ValueError: they do not compose.
     """
     try:
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            cfg = compose("config", overrides=list(overrides))
-        plain = OmegaConf.to_container(cfg, resolve=True)
+            cfg = compose("config", overrides=[*overrides, UNTRACKED])
+        return config_hash(cfg)
     except Exception as error:  # Hydra's own come in many kinds
         raise ValueError(f"{' '.join(overrides)}: {' '.join(str(error).split())}") from None
-    assert isinstance(plain, dict)
-    kept = {key: value for key, value in plain.items() if key not in NOT_OF_A_RESULT}
-    text = json.dumps(kept, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def run_all(work: Iterable[Work]) -> bool:
@@ -204,7 +198,7 @@ def _run(work: Work) -> int:
     """Exit code of one run; what an unfinished one left is removed first."""
     shutil.rmtree(work.folder, ignore_errors=True)
     work.folder.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "run.py", *work.overrides, "logger=none"]
+    command = [sys.executable, "run.py", *work.overrides, UNTRACKED]
     with _log(work.folder).open("w") as log:
         done = subprocess.run(
             [*command, f"hydra.run.dir={work.folder.resolve()}"],
