@@ -13,7 +13,7 @@ from tokenrouter.routers import RuleRouter
 
 # %% tags=["parameters"]
 SMALL = globals().get("SMALL", False)  # a tiny random model in place of SmolLM2-135M
-PROMPT = "The capital of France is"
+PROMPT = "The planets of the solar system, from the sun outwards, are Mercury, Venus, Earth, Mars,"
 TEXT = "Tokens differ: some need all the precision there is, and most of them do not. " * 4
 
 # %% [markdown]

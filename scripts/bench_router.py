@@ -1,7 +1,8 @@
 """What routers are worth on held-out text: KL, the share of an oracle's gain, throughput, and what a decision costs.
 
 python scripts/bench_router.py [--quick] [--executor int8|int8_smooth] [--windows N] [--texts NAME ...] [--json PATH]
-    [--plots FOLDER] [--routers FOLDER] [--phases prefill|decode ...] [--compared ROUTER ...]
+    [--plots FOLDER] [--routers FOLDER] [--phases prefill|decode ...] [--compared ROUTER ...] [--keep FOLDER]
+    [--only-costs]
 
 Windows of 2,048 tokens from the evaluation side of each text, at 5, 10 and 20 % of the decided tokens high. KL is to
 float32, on a float32 simulation of both paths. Each window is run in both phases. Prefill: the window is a prompt.
@@ -26,10 +27,12 @@ Throughput is that of an engine with a bfloat16 high path which runs a prompt of
 mixed forwards, the router's time included, as a multiple of all_high's: measured per router at each share, in turns,
 and read in between by a line (the oracle is as fast as random; entropy's is not measured). "At equal throughput"
 compares the mlp with rule and layerwise where they are as fast, on their own curves. ``--plots`` draws all curves, a
-picture per text.
+picture per text. With ``--keep`` a text that was measured at this commit is not measured again, so that an interrupted
+run goes on, and throughput can be timed once more without it. Decode holds the KV of all engines at once, 12 GB.
 
 At the end the routers' time on 32 decode tokens and on a chunk of 1,024, beside the executors' time for the same tokens
-in an engine, and requests served on the smoothed path with a learned 5 % beside all_high. Last comes one JSON object.
+in an engine, and requests served on the smoothed path with a learned 5 % beside all_high; ``--only-costs`` measures
+these alone. Last comes one JSON object.
 """
 
 from router_bench.app import main

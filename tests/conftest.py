@@ -1,6 +1,7 @@
 """Fixtures that several folders share."""
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,12 @@ from hypothesis import settings
 
 settings.register_profile("project", deadline=None)  # no test asserts a time
 settings.load_profile("project")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _wandb_data_dir(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """W&B's copies of tables and logs that wait to be sent, else in the home folder."""
+    os.environ["WANDB_DATA_DIR"] = str(tmp_path_factory.mktemp("wandb_data"))
 
 
 @pytest.fixture(scope="session")

@@ -9,10 +9,10 @@ import torch
 
 from scripts.memory_bench.recall import beats_controls, recall_rows, reference_facts, run_items
 from scripts.memory_bench.report import RECALL_TITLE, recall_line
-from scripts.memory_bench.retrieval import Item, make_items
 from scripts.memory_bench.setup import Bench, build
 from scripts.memory_bench.sizes import QUICK
 from tokenrouter import LLM, EngineOptions
+from tokenrouter.evaluation.retrieval.items import Item, make_items
 from tokenrouter.kvcache.retention import Full, RetentionOptions, SinkWindow
 from tokenrouter.models import tiny_random
 
@@ -89,13 +89,14 @@ def test_an_answer_is_chosen_among_its_choices() -> None:
             ids=own,
             question_at=20,
             prompt_len=30,
+            answer_at=35,
             answers=(35,),
             choices=(order[3], order[9]),
         )
         assert run_items(llm, [item])["copy"].tolist() == [is_right]
         alone = item.without_context()
         assert alone.ids == own[20:] and alone.ids[alone.answers[0]] == target
-        assert alone.prompt_len == 10
+        assert (alone.prompt_len, alone.answer_at) == (10, 15)
 
 
 def test_the_full_cache_and_chance_are_stated(bench: Bench) -> None:

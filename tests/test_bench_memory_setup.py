@@ -8,9 +8,9 @@ from hydra import compose, initialize_config_dir
 
 from scripts.memory_bench import app
 from scripts.memory_bench.documents import Document, load_documents
-from scripts.memory_bench.retrieval import WORDS
 from scripts.memory_bench.settings import CONF, make_settings, shipped_settings
 from scripts.memory_bench.sizes import Sizes
+from tokenrouter.evaluation.retrieval.items import WORDS
 from tokenrouter.kvcache.retention import Full, RetentionOptions
 from tokenrouter.models.tiny import ByteTokenizer
 from tokenrouter.tasks.build import engine_options

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from scripts.router_bench import app
+from scripts.router_bench import app, kept
 from scripts.router_bench.asking import calibrated
 from scripts.router_bench.measures import measure_text
 from scripts.router_bench.setup import COMPARED, TOKENS_ONLY, Bench, trained_order
@@ -64,6 +65,13 @@ def test_one_phase_and_some_routers(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "python_docs_int8.png").stat().st_size > 0
 
 
+def test_costs_alone(folder: Path, tmp_path: Path) -> None:
+    """Guards against minutes of KL where a quiet machine was wanted for seconds of a router."""
+    found = printed(folder, tmp_path, "--only-costs", "--compared", "rule")
+    assert set(found["costs"]) == {"rule", "mlp"} and "rows" not in found
+    assert found["router_overhead_frac"] > 0 and found["smooth5_vs_all_high"] > 0
+
+
 def test_an_mlp_with_groups_is_judged_without_them_too(bench: Bench, tmp_path: Path) -> None:
     """Guards against a row that says tokens only and has groups, or that shows up where there are none to leave out."""
     assert TOKENS_ONLY not in bench.scored(0.2)
@@ -91,3 +99,27 @@ def test_the_map_of_layers_is_by_the_training_labels(bench: Bench, tmp_path: Pat
 
 def test_compared_are_all_that_there_are() -> None:
     assert COMPARED == ("rule", "entropy", "mlp", "linear", "trees", "mlp_tokens")
+
+
+def test_what_was_measured_is_kept(
+    bench: Bench, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against an hour that is lost with the process, and against another router's KL."""
+    text = bench.texts[0]
+    found, smoothed = kept.kept_or_measured(bench, text, tmp_path)
+    assert smoothed is not None and len(list(tmp_path.iterdir())) == 1
+    monkeypatch.setattr(kept, "measure_text", lambda *_: pytest.fail("measured again"))
+    again, smoothed_again = kept.kept_or_measured(bench, text, tmp_path)
+    assert again.layers == found.layers and again.by_key.keys() == found.by_key.keys()
+    for key, own in found.by_key.items():
+        assert torch.equal(again.by_key[key].kl_WN, own.kl_WN)
+        assert torch.equal(again.by_key[key].high_frac_W, own.high_frac_W)
+    assert smoothed_again is not None and torch.equal(smoothed_again.kl_W, smoothed.kl_W)
+    other = write_router(tmp_path, bench.model, "int8", groups=GROUPS)
+    for changed in (
+        replace(bench, trained={"int8": {"mlp": other}}),
+        replace(bench, compared=()),
+        replace(bench, phases=(Phase.DECODE,)),
+    ):
+        with pytest.raises(pytest.fail.Exception, match="measured again"):
+            kept.kept_or_measured(changed, text, tmp_path)

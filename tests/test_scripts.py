@@ -5,6 +5,7 @@ itself and its `-m pip install` only writes its arguments to a file, so each tes
 the scripts would install, in which order, without installing anything.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -220,6 +221,31 @@ def test_python_without_venv_support_says_so(sandbox: Sandbox) -> None:
     """Guards the Debian case, where `python3 -m venv` lacks ensurepip."""
     result = sandbox.run("--setup-only", STUB_NO_ENSUREPIP="1")
     assert result.code == 1 and "python3-venv" in result.text and result.installs == []
+
+
+def test_offline_runs_are_sent_once_and_those_of_unfinished_jobs_stay(sandbox: Sandbox) -> None:
+    """Half a run on the server, marked as sent; runs that are sent again each time."""
+    executable(
+        sandbox.bin / "wandb", '#!/bin/sh\ncase "$*" in *bad*) exit 1 ;; esac\necho "wandb $*"\n'
+    )
+    jobs = {"ok": "ok", "killed": "running", "sent": "ok", "plain": None}
+    for job, status in jobs.items():
+        run = sandbox.repo / "outputs" / job / "wandb" / f"offline-run-{job}"
+        run.mkdir(parents=True)
+        (run / f"run-{job}.wandb{'.synced' if job == 'sent' else ''}").touch()
+        if status:
+            (run.parents[1] / "status.json").write_text(json.dumps({"status": status}, indent=2))
+    done = sandbox.run("--dry-run", script="sync_wandb.sh")
+    assert done.code == 0 and "sent: 2, left out: 1, failed: 0" in done.text
+    folder = sandbox.repo / "outputs"
+    for job in ("ok", "plain"):
+        assert f"wandb sync --yes --dry-run {folder}/{job}/wandb/offline-run-{job}\n" in done.text
+    every = sandbox.run("--all", script="sync_wandb.sh")
+    assert "sent: 3, left out: 0" in every.text and "offline-run-sent" not in every.text
+    (folder / "ok").rename(folder / "bad")
+    failed = sandbox.run(str(folder), script="sync_wandb.sh")
+    assert failed.code == 1 and "sent: 1, left out: 1, failed: 1" in failed.text
+    assert sandbox.run("/no/such", script="sync_wandb.sh").code == 2
 
 
 def test_pins_fit_what_pyproject_declares() -> None:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from tokenrouter import LLM
+from tokenrouter.evaluation.retrieval.items import Item
 from tokenrouter.evaluation.router_scores import Bootstrap, difference, mean
 
 from .forced import finish, force
-from .retrieval import Item
 from .settings import RECALL_CONTROLS, Setting
 from .setup import Bench
 

@@ -6,13 +6,13 @@ from functools import partial
 from typing import Any
 
 from tokenrouter import LLM, EngineOptions
+from tokenrouter.evaluation.retrieval.items import Item, make_items
 from tokenrouter.executors import ExecutorPool, build_pool
 from tokenrouter.kvcache.retention import RetentionOptions
 from tokenrouter.models import LoadedModel
 from tokenrouter.workloads import PythonDocs
 
 from .documents import Document, load_documents
-from .retrieval import Item, make_items
 from .settings import FULL, INT8, POLICIES, Setting, make_settings, retrieval_settings
 from .sizes import Sizes
 

@@ -11,7 +11,8 @@ from tokenrouter.types import Phase
 
 from .arguments import add_text_options, check_text_options
 from .cost import router_costs, smooth_serving
-from .measures import Smoothed, measure_smoothed, measure_text
+from .kept import kept_or_measured
+from .measures import Smoothed
 from .plots import plot_text
 from .report import as_json, cost_lines, equal_speed_lines, table
 from .setup import COMPARED, EXECUTORS, PLAIN, Bench, build
@@ -20,51 +21,62 @@ from .summary import Row, at_equal_speed, claims, rows_of
 from .throughput import Speeds, measure_speeds
 
 
-def run(bench: Bench, plots: Path | None = None) -> dict[str, Any]:
+def run(bench: Bench, plots: Path | None = None, keep: Path | None = None) -> dict[str, Any]:
     """Measures everything; the table of each text is printed when it is done.
 
     Args:
         bench: what is measured.
         plots: folder for a picture per text; None: no pictures.
+        keep: folder for what each text showed; None: nothing is kept.
     """
     rows: list[Row] = []
     smoothed: dict[str, Smoothed | None] = {}
     equal: dict[str, Any] = {}
     speeds: dict[Phase, Speeds] = {}
     for text in bench.texts:
-        found = measure_text(bench, text)
+        found, smoothed[text.name] = kept_or_measured(bench, text, keep)
         for phase in bench.phases:
             if phase not in speeds:
                 speeds[phase] = measure_speeds(bench, found.layers, phase)
         own = rows_of(text.name, found.by_key, speeds)
         beside = at_equal_speed(text.name, found.by_key, speeds)
-        smoothed[text.name] = measure_smoothed(bench, text)
         print(table(own), equal_speed_lines(beside), sep="\n", flush=True)
         if plots is not None:
             print(plot_text(own, plots / f"{text.name}_{bench.executor}.png"), flush=True)
         rows += own
         equal |= beside
+    return {
+        **claims(rows, smoothed),
+        **equal,
+        **run_costs(bench),
+        **{phase.name.lower(): asdict(found) for phase, found in speeds.items()},
+        "window_tokens": {text.name: len(text.windows[0]) for text in bench.texts},
+        "phases": [phase.name.lower() for phase in bench.phases],
+        "rows": rows,
+    }
+
+
+def run_costs(bench: Bench) -> dict[str, Any]:
+    """What a decision costs, and what the smoothed path serves; the costs are printed.
+
+    Args:
+        bench: what is measured.
+    """
     costs, serving = router_costs(bench), smooth_serving(bench)
     print(cost_lines(costs), flush=True)
     mlp = costs["mlp"]
     return {
-        **claims(rows, smoothed),
-        **equal,
         "smooth5_vs_all_high": serving and serving.median,
+        "smooth5_vs_all_high_range": serving and [serving.min, serving.max],
         "router_overhead_frac": mlp["decode_overhead_frac"],
         "router_us_per_token": mlp["decode_us_per_token"],
         "router_prefill_overhead_frac": mlp["prefill_overhead_frac"],
         "router_prefill_us_per_token": mlp["prefill_us_per_token"],
-        "smooth5_vs_all_high_range": serving and [serving.min, serving.max],
         "costs": costs,
-        **{phase.name.lower(): asdict(found) for phase, found in speeds.items()},
         "executor": bench.executor,
         "routers": {executor: sorted(kinds) for executor, kinds in bench.trained.items()},
-        "window_tokens": {text.name: len(text.windows[0]) for text in bench.texts},
-        "phases": [phase.name.lower() for phase in bench.phases],
         "compared": list(bench.compared),
         "sizes": asdict(bench.sizes),
-        "rows": rows,
     }
 
 
@@ -80,8 +92,9 @@ def parse_arguments(description: str) -> argparse.Namespace:
     parser = _parser(description)
     args = parser.parse_args()
     check_text_options(parser, args)
-    if args.plots is not None and not args.plots.is_dir():
-        parser.error(f"--plots {args.plots}: there is no such folder: make it first")
+    for name, folder in (("plots", args.plots), ("keep", args.keep)):
+        if folder is not None and not folder.is_dir():
+            parser.error(f"--{name} {folder}: there is no such folder: make it first")
     sizes = QUICK if args.quick else Sizes()
     args.sizes = sizes if args.windows is None else replace(sizes, windows=args.windows)
     return args
@@ -107,6 +120,15 @@ def _parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--plots", type=Path, metavar="FOLDER", help="write a picture per text here"
     )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FOLDER",
+        help="write here what each text showed, and do not measure again what lies there",
+    )
+    parser.add_argument(
+        "--only-costs", action="store_true", help="what a decision costs, without any text's KL"
+    )
     return parser
 
 
@@ -130,5 +152,6 @@ def main(description: str) -> None:
         compared=args.compared,
     )
     provenance = provenance_of(model)
-    found = {**run(bench, args.plots), "quick": args.quick, "provenance": provenance}
+    found = run_costs(bench) if args.only_costs else run(bench, args.plots, args.keep)
+    found |= {"quick": args.quick, "provenance": provenance}
     put_out(found, args.json, as_json=as_json)

@@ -61,7 +61,7 @@ def test_every_config_composes_and_resolves(
     for part in parts.values():
         if OmegaConf.is_config(part):
             OmegaConf.to_container(part, resolve=True, throw_on_missing=True)
-    assert group in ("experiment", "debug", "hydra") or parts[group] is not None
+    assert group in ("experiment", "hparams_search", "debug", "hydra") or parts[group] is not None
 
 
 def test_every_line_fits_the_width_of_a_page() -> None:

@@ -185,6 +185,27 @@ def test_models_and_machines_stand_apart(tmp_path: Path) -> None:
     assert len({joined.title for joined in tables}) == 3
 
 
+def test_a_skipped_job_is_the_run_with_its_numbers(tmp_path: Path) -> None:
+    """One run twice, as two repeats; figures of the skipped job's empty folder; a loop of skipped jobs."""
+    (made(tmp_path / "a") / "routes.png").write_bytes(PNG)
+
+    def skipped(name: str, **told: str) -> None:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "status.json").write_text(json.dumps({"status": "skipped"} | told))
+
+    skipped("b", finished_in=str(tmp_path / "a"))
+    skipped("c", finished_in=str(tmp_path / "c"))
+    skipped("d", finished_in=str(tmp_path / "gone"))
+    skipped("e")
+    gathered = gather(find_runs([str(tmp_path)], skip=tmp_path / "own"))
+    assert [each.run.path.name for each in gathered.runs] == ["a"]
+    reasons = [each.reason for each in gathered.left_out]
+    assert "which was skipped" in reasons[0] and "gone is no run folder" in reasons[1]
+    assert reasons[2].startswith("it was skipped, and does not say for which run")
+    only = gather([tmp_path / "b"])
+    assert [name for name, _ in only.runs[0].figures] == ["routes.png"]
+
+
 def test_a_run_without_systems_has_its_section_and_no_row(tmp_path: Path) -> None:
     """task=generate, which measures and compares nothing: dropped, or a row of blanks."""
     made(tmp_path / "a")

@@ -12,7 +12,7 @@ from tokenrouter.evaluation.curves import Curve, Panel, Point, plot_curves
 from tokenrouter.evaluation.plots import plot_routes, plot_tradeoff
 from tokenrouter.evaluation.rows import SystemRow
 from tokenrouter.evaluation.shares import route_shares
-from tokenrouter.evaluation.tables import format_table
+from tokenrouter.evaluation.tables import format_table, markdown
 from tokenrouter.features import TokenTypeTable
 from tokenrouter.outputs import CompletionOutput, RequestOutput
 from tokenrouter.telemetry import Spread
@@ -53,6 +53,12 @@ def test_table_has_a_row_per_system_and_marks_the_chosen_one() -> None:
     assert "111.5 [110.5, 113.5]" in lines[6] and "22.900" in lines[6]
     assert lines[-2:] == ["Note one.", "Note two."]
     assert len({len(line) for line in lines[:7]}) == 1
+
+
+def test_a_narrow_column_is_a_column() -> None:
+    """A rule of a lone colon, which no reader of markdown takes for a table's."""
+    lines = markdown(["system", "n"], [["rule", "4"]]).splitlines()
+    assert lines == ["| system |  n |", "| ------ | -: |", "| rule   |  4 |"]
 
 
 def test_table_leaves_out_what_was_not_measured() -> None:

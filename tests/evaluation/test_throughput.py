@@ -113,6 +113,7 @@ def test_every_systems_row_says_what_its_preemptions_cost(model: LoadedModel) ->
         chosen=False,
         throughput=Throughput(repeats=passes),
         slo=None,
+        match=None,
         quality=None,
         reference_ppl=None,
     )

@@ -6,6 +6,7 @@ import pytest
 
 from tests.tasks.jobs import run_in
 from tokenrouter.tasks import compare
+from tokenrouter.tasks.prepare import Setup
 
 
 @pytest.fixture(scope="session")
@@ -16,12 +17,12 @@ def tradeoff_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def setups(monkeypatch: pytest.MonkeyPatch) -> list[compare.Setup]:
+def setups(monkeypatch: pytest.MonkeyPatch) -> list[Setup]:
     """Fills with what each comparison built before it measured quality."""
-    found: list[compare.Setup] = []
+    found: list[Setup] = []
     measure = compare.measure
 
-    def keep(setup: compare.Setup) -> object:
+    def keep(setup: Setup) -> object:
         found.append(setup)
         return measure(setup)
 

@@ -17,7 +17,7 @@ from tokenrouter.models import tiny_random
 from tokenrouter.routers import AllHighRouter, AllLowRouter, RandomRouter
 from tokenrouter.scheduler.request import NEVER
 from tokenrouter.tasks import bisect, build
-from tokenrouter.tasks.bisect_differences import first_difference, unseen_entries
+from tokenrouter.tasks.bisect_differences import unseen_entries
 from tokenrouter.tasks.bisect_systems import make_systems
 from tokenrouter.workloads import RequestSpec
 
@@ -190,15 +190,6 @@ def test_routers_that_are_calibrated_are_bisected(tmp_path: Path, router: str) -
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert set(metrics) == {"router", "routes", "kv", "memory"}
     assert 0.0 < metrics["routes"]["high"]["token_frac"] < 1.0
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "token"), [((1, 2, 3), (1, 2, 3), None), ((1, 2, 3), (1, 5, 4), 1)]
-)
-def test_the_first_difference(
-    before: tuple[int, ...], after: tuple[int, ...], token: int | None
-) -> None:
-    assert first_difference(before, after) == token
 
 
 @pytest.mark.parametrize(("position", "unseen"), [(15, {}), (16, {1: 16}), (32, {1: 16, 0: 32})])

@@ -9,7 +9,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from tests.tasks.jobs import ROOT, compose_config, run_in
-from tokenrouter.tasks import compare
+from tokenrouter.tasks.prepare import Setup
 from tokenrouter.workloads import LocalText, calibration_documents, evaluation_documents
 
 LOCAL = sorted(
@@ -67,7 +67,7 @@ def test_a_local_set_is_evaluated(name: str, data_dir: Path, tmp_path: Path) -> 
 
 
 def test_a_comparison_evaluates_and_calibrates_on_different_documents(
-    tmp_path: Path, setups: list[compare.Setup]
+    tmp_path: Path, setups: list[Setup]
 ) -> None:
     """Thresholds were set on random passages of the very text that was evaluated."""
     run_in(tmp_path, *TINY, "task=evaluate", "router.budget.high_frac=0.2")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.tasks.jobs import run_in
-from tokenrouter.tasks import compare
+from tokenrouter.tasks.prepare import Setup
 
 LOGGED = ("debug=tiny", "log_decisions=true")
 
@@ -47,9 +47,7 @@ def test_nothing_is_logged_unasked(tmp_path: Path, task: str) -> None:
     assert not (tmp_path / "decisions.parquet").exists()
 
 
-def test_a_comparison_logs_in_a_pass_of_its_own(
-    tmp_path: Path, setups: list[compare.Setup]
-) -> None:
+def test_a_comparison_logs_in_a_pass_of_its_own(tmp_path: Path, setups: list[Setup]) -> None:
     """The engines that are measured logged as well, which slowed them and kept every decision of all passes."""
     run_in(tmp_path, *LOGGED, "task=evaluate")
     [setup] = setups

@@ -8,20 +8,26 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import example, given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from tests.tasks.jobs import (
+    ROOT,
     compose_config,
     run_in,
+    wandb_artifacts,
+    wandb_config,
     wandb_exit_codes,
     wandb_records,
     wandb_run,
+    wandb_summary,
 )
 from tokenrouter import LLM, kernels
 from tokenrouter.evaluation.quality import QualityReport
 from tokenrouter.kernels import KernelSet
 from tokenrouter.tasks import compare
-from tokenrouter.tasks.common import open_job, quote_prompt
+from tokenrouter.tasks.common import open_job, quote_prompt, task_name
 from tokenrouter.tasks.tracking import MAX_NAME, run_name
+from tokenrouter.telemetry.runfolder import leaves
 
 TINY = ("debug=tiny", "evaluation.num_windows=1", "evaluation.decode_windows=1")
 
@@ -36,9 +42,39 @@ def test_a_good_job_closes_its_offline_run_with_everything_in_it(tradeoff_run: P
     records = list(wandb_records(tradeoff_run))
     keys = {[*item.nested_key, item.key][0] for r in records for item in r.history.item}
     assert {"quality/kl_mean_nats", "throughput/output_tok_s", "tradeoff", "routes"} <= keys
-    [run] = [r.run for r in records if r.WhichOneof("record_type") == "run"]
-    config = {update.key: json.loads(update.value_json) for update in run.config.update}
+    config = wandb_config(tradeoff_run)
     assert config["model"]["name"] == "llama" and config["seed"] == 0
+    steps = [r.metric.step_metric for r in records if r.metric.glob_name == "steps/*"]
+    assert steps == ["steps/step"] and wandb_run(tradeoff_run).job_type == "tradeoff"
+    logged = [i for r in records for i in r.history.item if list(i.nested_key) == ["steps/step"]]
+    assert len(logged) == len((tradeoff_run / "steps.jsonl").read_text().splitlines())
+
+
+def test_the_tracker_has_the_table_the_folder_and_a_summary_of_results_alone(
+    tradeoff_run: Path,
+) -> None:
+    """A summary that ends in the last engine step's numbers, or a folder that is taken while it says running."""
+    metrics = json.loads((tradeoff_run / "metrics.json").read_text())
+    summary = wandb_summary(tradeoff_run)
+    for path, value in leaves(metrics):
+        assert value is None or summary[path.replace(".", "/")] == value, path
+    assert not [key for key in summary if key.startswith("steps/")]
+    artifacts = wandb_artifacts(tradeoff_run)
+    assert {"metrics.json", "status.json", "config.yaml", "tradeoff.png"} <= set(artifacts["run"])
+    assert not [name for name in artifacts["run"] if name.startswith("wandb")]
+    [table] = tradeoff_run.glob("wandb/offline-run-*/files/media/table/systems_*.table.json")
+    rows = json.loads(table.read_text())
+    name = rows["columns"].index("name")
+    assert [row[name] for row in rows["data"]][:2] == ["all_high", "all_low"]
+
+
+def test_every_task_has_the_job_type_that_its_file_is_called_by() -> None:
+    """Runs of two tasks that W&B shows as one type."""
+    files = sorted((ROOT / "conf" / "task").glob("*.yaml"))
+    assert files
+    for path in files:
+        own = OmegaConf.load(path)
+        assert task_name(own if "task" in own else OmegaConf.create({"task": own})) == path.stem
 
 
 def test_a_failing_job_says_so_in_its_folder_and_to_wandb(tmp_path: Path) -> None:

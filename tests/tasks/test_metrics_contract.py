@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.tasks.jobs import run_in
-from tokenrouter.tasks import compare
 from tokenrouter.tasks.comparison_report import REQUEST_LEVEL_NOTE
+from tokenrouter.tasks.prepare import Setup
 from tokenrouter.telemetry.runfolder import SECTIONS, leaves
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +27,16 @@ EXPECTED = {
         f"quality.routes.{route}.{phase}_token_frac"
         for route in ("high", "low")
         for phase in ("prefill", "decode")
+    ),
+    *(
+        f"generations.{name}"
+        for name in (
+            "num_texts",
+            "same_output_frac",
+            "common_tokens_mean",
+            "length_ratio",
+            "chrf",
+        )
     ),
     *(f"throughput.{name}" for name in ("output_tok_s", "total_tok_s", "requests_s")),
     "throughput.busy_s",
@@ -130,6 +140,7 @@ def test_values_agree_with_each_other(metrics: dict[str, Any]) -> None:
     all_high = metrics["baselines"]["all_high"]["output_tok_s"]
     assert metrics["throughput"]["output_tok_s"] == pytest.approx(speedup * all_high)
     assert metrics["router"]["version"].startswith("rule-")
+    assert metrics["generations"]["num_texts"] == metrics["throughput"]["workload"]["num_requests"]
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +200,7 @@ def test_the_table_says_that_request_levels_quality_is_computed(tradeoff_run: Pa
 
 
 def test_evaluate_says_the_shares_that_its_kl_belongs_to(
-    tmp_path: Path, setups: list[compare.Setup]
+    tmp_path: Path, setups: list[Setup]
 ) -> None:
     """The section routes is of the requests, which this task does not serve: KL stood alone."""
     windows = ("evaluation.num_windows=24", "evaluation.decode_windows=24")

@@ -1,5 +1,6 @@
 """Guards scripts/reproduce.sh: runs that are made twice, failures that stop the others, tables of half the runs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,14 +59,41 @@ def test_runs_are_shared_kept_and_may_fail(
     assert "2 runs, 2 of them done before" in capsys.readouterr().out
 
 
+def test_runs_that_others_look_into_come_first(tmp_path: Path) -> None:
+    """Guards against a router that is judged before it is trained, or another form's."""
+    path = tmp_path / "chain" / "table.yaml"
+    path.parent.mkdir()
+    chain = (
+        "prepared:\n"
+        "  labels: {base: [task=collect, collect.path=@run/labels], quick: [collect.num_tokens=512]}\n"
+        "  trained: {base: [task=train_router, train.data=@labels/labels]}\n"
+        "base: [router=mlp, router.path=@trained/router.json]\n"
+        "columns: [{title: tok/s, key: output_tok_s}]\ntitle: Chain\nquestion: Why?\n"
+    )
+    path.write_text(chain)
+    made = reproduce.plan(reproduce.read_spec(path), tmp_path / "runs", quick=True)
+    labels, trained, judged = made.in_order()
+    assert labels.overrides[1:] == [
+        f"collect.path={labels.folder}/labels",
+        "collect.num_tokens=512",
+    ]
+    assert trained.overrides[1] == f"train.data={labels.folder}/labels"
+    assert judged.overrides[1] == f"router.path={trained.folder}/router.json"
+    longer = reproduce.plan(reproduce.read_spec(path), tmp_path / "runs", quick=False)
+    assert not {work.folder for work in longer.in_order()} & {labels.folder, trained.folder}
+    path.write_text(chain.replace("@labels/", "@lables/"))
+    with pytest.raises(ValueError, match=r"no run @lables before this one; prepared: labels"):
+        reproduce.plan(reproduce.read_spec(path), tmp_path / "runs", quick=True)
+
+
 def test_what_does_not_count_in_a_hash_and_what_does() -> None:
     """Guards against runs that are never found again, and against another's results."""
-    plain = reproduce.config_hash(["router=rule"])
-    assert plain == reproduce.config_hash([]), "the default router"
-    assert plain == reproduce.config_hash(["logger=none", "paths.output_dir=/elsewhere"])
-    assert plain != reproduce.config_hash(["seed=1"])
+    plain = reproduce.hash_of(["router=rule"])
+    assert plain == reproduce.hash_of([]), "the default router"
+    assert plain == reproduce.hash_of(["paths.output_dir=/elsewhere"])
+    assert plain != reproduce.hash_of(["seed=1"])
     with pytest.raises(ValueError, match="router=reuter"):
-        reproduce.config_hash(["router=reuter"])
+        reproduce.hash_of(["router=reuter"])
 
 
 def test_every_table_here_composes_in_both_forms() -> None:
@@ -74,10 +102,17 @@ def test_every_table_here_composes_in_both_forms() -> None:
     assert names, "there are tables"
     for name in names:
         spec = reproduce.read_spec(reproduce.TABLES / name / "table.yaml")
-        for quick in (True, False):
-            first = {labels: jobs[:1] for labels, jobs in spec.jobs(quick=quick).items()}
-            hashes = {reproduce.config_hash(jobs[0]) for jobs in first.values()}
-            assert len(hashes) == len(first), "two cells of a grid are one run"
+        first = next(iter(spec.runs))
+        near = {  # every choice of each dimension beside the others' first ones
+            labels: own
+            for labels, own in spec.runs.items()
+            if sum(a != b for a, b in zip(labels, first, strict=True)) <= 1
+        }
+        for quick, runs in ((True, near), (False, {first: spec.runs[first]})):
+            some = replace(spec, repeats=1, runs=runs)
+            made = reproduce.plan(some, Path("runs"), quick=quick).in_order()
+            folders = {work.folder for work in made}
+            assert len(folders) == len(made), "two cells of a grid are one run"
 
 
 def test_a_table_that_is_not_there_is_named(

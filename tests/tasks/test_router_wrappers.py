@@ -7,7 +7,7 @@ import pytest
 from hydra.errors import InstantiationException
 
 from tests.tasks.jobs import run_in
-from tokenrouter.tasks import compare
+from tokenrouter.tasks.prepare import Setup
 
 BENCHMARK = ("debug=tiny", "task=benchmark")
 
@@ -71,7 +71,7 @@ def test_pairs_have_their_classes_with_the_policy_that_goes_by_them(tmp_path: Pa
 
 
 def test_one_command_labels_what_the_oracle_then_routes(
-    tmp_path: Path, setups: list[compare.Setup]
+    tmp_path: Path, setups: list[Setup]
 ) -> None:
     """Labels of other windows than those that are measured, or under other prefixes than forced scoring feeds."""
     labels = tmp_path / "oracle.safetensors"

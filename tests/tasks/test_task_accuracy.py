@@ -1,5 +1,6 @@
 """Guards evaluation.tasks: numbers of the wrong system or task, and mistakes that show after the model is loaded."""
 
+import csv
 import importlib.util
 import json
 import subprocess
@@ -12,16 +13,28 @@ import pytest
 
 from tests.tasks.jobs import ROOT, compose_config, run_in
 from tokenrouter.evaluation.harness import runner
-from tokenrouter.evaluation.harness.runner import (
-    LoadedTasks,
+from tokenrouter.evaluation.harness.results import (
     SystemTasks,
     TaskResult,
-    TaskSettings,
+    accuracy_table,
+    task_rows,
     tasks_section,
 )
+from tokenrouter.evaluation.harness.runner import LoadedTasks, TaskSettings
 from tokenrouter.tasks.checks import check_config
 from tokenrouter.telemetry.runfolder import leaves
 
+MEASURES = (
+    "n",
+    "acc_frac",
+    "acc_stderr_pp",
+    "acc_drop_pp",
+    "acc_drop_stderr_pp",
+    "only_high_right",
+    "only_own_right",
+    "mcnemar_p",
+)
+OF_TEXTS = ("same_output_frac", "common_tokens_mean", "length_ratio", "chrf")
 TINY = ("debug=tiny", "task=evaluate", "evaluation=lm_eval", "evaluation.window_tokens=128")
 
 
@@ -61,9 +74,10 @@ def test_metrics_hold_accuracy_and_its_drop(run: Path) -> None:
     )
     tasks = metrics["quality"]["tasks"]
     keys = {path for path, _ in leaves(tasks)}
-    assert keys == {f"{t}.{k}" for t in ("copa", "svamp") for k in ("acc_frac", "acc_drop_pp", "n")}
+    expected = {f"{task}.{name}" for task in ("copa", "svamp") for name in MEASURES}
+    assert keys == expected | {f"svamp.{name}" for name in OF_TEXTS}
     assert tasks["copa"]["n"] == 6 and tasks["svamp"]["n"] == 4
-    assert list(systems) == ["all_high", "all_low", "rule"]
+    assert list(systems) == ["all_high", "all_low", "request_level", "rule"]
     assert systems["all_high"]["high_frac"] == 1.0 and systems["all_low"]["high_frac"] == 0.0
     assert 0.0 < systems["rule"]["high_frac"] < 1.0
     for name, task in tasks.items():
@@ -73,14 +87,43 @@ def test_metrics_hold_accuracy_and_its_drop(run: Path) -> None:
         drop_pp = 100 * (high["acc_frac"] - own["acc_frac"])
         assert task["acc_drop_pp"] == pytest.approx(drop_pp)
     assert systems["all_high"]["results"]["copa"]["acc_frac"] not in (0.0, 1.0)
+
+
+def test_the_table_and_the_csv_hold_every_system(run: Path) -> None:
+    """Only the run's own accuracy, without what it lost; an error of the difference as if it were not paired."""
+    rows = list(csv.DictReader((run / "accuracy.csv").open()))
+    systems = ["all_high", "all_low", "request_level", "rule"]
+    assert [(row["task"], row["system"]) for row in rows] == [
+        (task, system) for task in ("copa", "svamp") for system in systems
+    ]
+    own = json.loads((run / "metrics.json").read_text())["quality"]["tasks"]["copa"]
+    [row] = [row for row in rows if row["task"] == "copa" and row["system"] == "rule"]
+    assert {name: float(row[name]) for name in MEASURES} == pytest.approx(own)
+    assert row["verdict"] in ("tie", "worse", "better") and rows[0]["verdict"] == ""
     table = (run / "table.md").read_text()
-    assert "Task copa (6 questions, acc in %): all_high" in table
+    [line] = [line for line in table.splitlines() if line.startswith("| copa  | **rule**")]
+    assert row["verdict"] in line and f"{100 * float(row['acc_frac']):.1f} ± " in line
+    assert "request_level's answers are computed, not run" in table
+
+
+def test_request_level_answers_as_both_sides_do(run: Path) -> None:
+    """Answers that neither side gave: of another question, or of choices that went different ways."""
+    systems = json.loads((run / "tasks.json").read_text())
+    for task, kind, count in (("copa", "correct", 6), ("svamp", "texts", 4)):
+        own, *sides = (
+            systems[name]["results"][task][kind]
+            for name in ("request_level", "all_high", "all_low")
+        )
+        assert len(own) == count
+        assert all(value in pair for value, *pair in zip(own, *sides, strict=True))
+    assert systems["all_high"]["results"]["copa"]["texts"] == []
+    assert 0.0 <= systems["request_level"]["high_frac"] <= 1.0
 
 
 def test_the_glossary_has_these_names(run: Path) -> None:
     """Keys of a contract that nobody can look up."""
     body = (ROOT / "docs" / "metrics.md").read_text().split("## `quality`")[1].split("\n## ")[0]
-    assert all(f"`{name}`" in body for name in ("tasks", "acc_frac", "acc_drop_pp", "n"))
+    assert all(f"`{name}`" in body for name in ("tasks", *MEASURES, *OF_TEXTS))
 
 
 def test_answers_do_not_depend_on_the_system_before(data_dir: Path) -> None:
@@ -98,15 +141,17 @@ def test_answers_do_not_depend_on_the_system_before(data_dir: Path) -> None:
 
 def test_a_task_without_an_accuracy_has_no_drop() -> None:
     """A drop of 0 that was never measured."""
-    right = TaskResult(num_questions=4, metric="acc,none", acc_frac=0.75)
-    wrong = TaskResult(num_questions=4, metric="acc,none", acc_frac=0.5)
+    right = TaskResult(num_questions=2, metric="acc,none", acc_frac=0.5, correct=(1.0, 0.0))
+    wrong = TaskResult(num_questions=2, metric="acc,none", acc_frac=0.0, correct=(0.0, 0.0))
     other = TaskResult(num_questions=2)
     high = SystemTasks(results={"a": right, "b": other}, high_frac=1.0)
-    chosen = SystemTasks(results={"a": wrong, "b": other}, high_frac=0.0)
-    assert tasks_section(chosen, high) == {
-        "a": {"n": 4, "acc_frac": 0.5, "acc_drop_pp": 25.0},
-        "b": {"n": 2},
-    }
+    low = SystemTasks(results={"a": wrong, "b": other}, high_frac=0.0)
+    rows = task_rows({"all_high": high, "all_low": low}, list)
+    section = tasks_section(rows, "all_low", low.results)
+    assert section["b"] == {"n": 2} and section["a"]["acc_drop_pp"] == 50.0
+    own = tasks_section(rows, "all_high", high.results)["a"]
+    assert own["acc_drop_pp"] == 0.0 and "mcnemar_p" not in own
+    assert "| a    | **all_low** |  2 |" in accuracy_table(rows, "all_low")
 
 
 @pytest.mark.parametrize(

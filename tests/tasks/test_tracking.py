@@ -62,9 +62,16 @@ class Run:
 
     def __init__(self, *refused: str) -> None:
         self.refused, self.calls = refused, list[str]()
+        self.id, self.summary = "run", dict[str, Any]()
 
     def log(self, values: dict[str, Any]) -> None:
         self._call(next(iter(values)))
+
+    def define_metric(self, name: str, **_: Any) -> None:
+        self._call(f"define {name}")
+
+    def log_artifact(self, artifact: Any) -> None:
+        self._call(f"artifact {artifact.name}")
 
     def finish(self, exit_code: int) -> None:
         self._call(f"finish {exit_code}")

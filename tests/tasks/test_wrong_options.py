@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from tests.tasks.jobs import ROOT, compose_config, run_in
 from tokenrouter import EngineOptions, SamplingParams
 from tokenrouter.evaluation.quality import QualitySettings
+from tokenrouter.evaluation.retrieval.settings import RetrievalSettings
 from tokenrouter.evaluation.slo import SLOOptions
 from tokenrouter.kvcache import KVPool, retention
 from tokenrouter.kvcache.retention import (
@@ -66,6 +67,12 @@ NEEDED: dict[Any, dict[str, Any]] = {
         "decode_windows": 1,
     },
     SLOOptions: {},
+    RetrievalSettings: {
+        "tasks": ["passkey"],
+        "lengths": [256],
+        "depths": [0.5],
+        "num_examples": 1,
+    },
     LengthMix: {"prompt_lengths": [5], "output_min": 2, "output_max": 9},
     UniformRequests: {"num_requests": 3, "prompt_tokens": 5, "output_tokens": 5},
     PoissonRequests: RATE | RANGES,
@@ -134,6 +141,7 @@ def test_a_batch_is_a_number_of_requests(size: Any) -> None:
         "evaluation.window_tokens=long",
         "seed=one",
         "num_threads=0",
+        "objective=3",
         "num_threads=all",
     ],
 )
@@ -235,7 +243,7 @@ def test_a_flag_is_true_or_false(flag: tuple[str, ...]) -> None:
         cfg = compose_config(*chosen, f"{path}=no")
         check_config(cfg)
         build.engine_options(cfg)
-        for part in ("explain", "train", "trainer", "labels", "router"):
+        for part in ("explain", "train", "trainer", "labels", "router", "logger"):
             if part in cfg:
                 instantiate(cfg[part], _convert_="object")
         if "sampling" in cfg:
@@ -247,6 +255,7 @@ def test_a_flag_is_true_or_false(flag: tuple[str, ...]) -> None:
 def test_all_flags_are_tried() -> None:
     """A walk over conf/ that finds none."""
     names = {path for *_, path in FLAGS}
+    assert {"skip_finished", "logger.artifact"} <= names
     assert {"log_decisions", "chat", "sampling.ignore_eos", "kvcache.prefix_sharing"} <= names
     assert {"trainer.fast_dev_run", "train.fast_dev_run", "labels.per_layer"} <= names
 

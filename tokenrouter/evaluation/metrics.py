@@ -1,6 +1,7 @@
 """metrics.json, section by section. docs/metrics.md defines every key; names are a contract."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from tokenrouter import LLM
 from tokenrouter.engine import EngineStats
 from tokenrouter.evaluation.divergence import TokenScores
+from tokenrouter.evaluation.generations import GenerationMatch
 from tokenrouter.evaluation.quality import Quality
 from tokenrouter.evaluation.rows import SystemRow
 from tokenrouter.evaluation.shares import high_layers
@@ -49,6 +51,11 @@ def _phase(chosen: TokenScores, high: TokenScores) -> Section:
             name: {"kl_mean_nats": own[name], "kl_high_mean_nats": theirs[name]} for name in own
         },
     }
+
+
+def generations_section(match: GenerationMatch) -> Section:
+    """The chosen router's texts beside all_high's; a score that was not computed is left out."""
+    return {key: value for key, value in asdict(match).items() if value is not None}
 
 
 def throughput_section(chosen: Throughput, rows: Mapping[str, SystemRow]) -> Section:

@@ -1,5 +1,6 @@
 """The baseline that decides per request: which router says which tokens are in need, and on what it is calibrated."""
 
+import copy
 from collections.abc import Sequence
 
 from tokenrouter.engine import calibration
@@ -73,3 +74,28 @@ def prompt_shares(
     """Per prompt the share of its tokens that the router's inner token router would send high."""
     see = router.extractor(types).extract
     return [router.prompt_shares(see(sequence_batch(i, token_types=types)))[0] for i in prompts]
+
+
+def choose_high(
+    router: RequestLevelRouter,
+    shares: Sequence[float],
+    weights: Sequence[float],
+    high_frac: float,
+) -> list[bool]:
+    """Which of these requests a router that decides per request sends high.
+
+    Args:
+        router: whose rule it is; not modified.
+        shares: per request its share of needy tokens.
+        weights: per request its number of tokens.
+        high_frac: share of all tokens that is wanted high; met as nearly as whole requests allow.
+
+    Raises:
+        ValueError: no request, or a share out of range.
+    """
+    own = copy.deepcopy(router)
+    own.set_target(high_frac)
+    own.calibrate_requests(shares, weights)
+    threshold = own.threshold
+    assert threshold is not None
+    return [share >= threshold for share in shares]

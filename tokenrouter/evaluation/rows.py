@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from tokenrouter.evaluation.generations import GenerationMatch
 from tokenrouter.evaluation.quality import Quality
 from tokenrouter.evaluation.slo import SLO
 from tokenrouter.evaluation.throughput import Throughput
@@ -25,7 +26,9 @@ class SystemRow:
         preemptions, swaps_out: requests that lost their slots, and those of them that the host tier kept; most of any
             pass, as the next.
         recomputed_tokens: tokens that ran again.
-        eval_high_frac: the same in forced prefill of the windows: what KL belongs to.
+        same_output_frac, common_tokens_mean, length_ratio, chrf: its texts beside all_high's, see
+            GenerationMatch; None of all_high itself.
+        eval_high_frac: share of high work in forced prefill of the windows: what KL belongs to.
         eval_decode_high_frac: the same in forced decode.
     """
 
@@ -42,6 +45,10 @@ class SystemRow:
     swaps_out: int | None = None
     recomputed_tokens: int | None = None
     high_frac: float | None = None
+    same_output_frac: float | None = None
+    common_tokens_mean: float | None = None
+    length_ratio: float | None = None
+    chrf: float | None = None
     kl_mean_nats: float | None = None
     kl_stderr_nats: float | None = None
     kl_decode_nats: float | None = None
@@ -86,6 +93,7 @@ def make_row(
     chosen: bool,
     throughput: Throughput | None,
     slo: SLO | None,
+    match: GenerationMatch | None,
     quality: Quality | None,
     reference_ppl: float | None,
 ) -> SystemRow:
@@ -111,6 +119,9 @@ def make_row(
                 "goodput_frac": goodput.frac,
                 "goodput_requests_s": goodput.requests_s,
             }
+    if match is not None:
+        names = ("same_output_frac", "common_tokens_mean", "length_ratio", "chrf")
+        values |= {key: getattr(match, key) for key in names}
     if quality is not None and reference_ppl is not None:
         values |= {
             "kl_mean_nats": quality.prefill.kl_mean_nats,

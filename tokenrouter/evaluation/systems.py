@@ -72,7 +72,7 @@ def without_memory(
     Args:
         options: of a system that may evict, share or round; those that need one of these are left out as well.
         requests: each must fit the pool.
-        window_tokens: length of the windows of text that must fit it; 0: none.
+        window_tokens: length of the longest window of text or other prompt that must fit it; 0: none.
     """
     num_slots = options.num_kv_slots
     if num_slots is not None:
@@ -118,6 +118,7 @@ class SystemsBuilder:
             documents than the requests and the evaluated windows.
         held_out: where it sets those for quality; None: quality is not measured.
         static_batch_size: of the baseline; None: as ``options`` say.
+        most_tokens: of other prompts that are put to the systems, answer included.
     """
 
     model: LoadedModel
@@ -127,6 +128,7 @@ class SystemsBuilder:
     calibration_ids: Sequence[Sequence[int]]
     held_out: HeldOutWindows | None = None
     static_batch_size: int | None = None
+    most_tokens: int = 0
 
     def llm(self, router: Router, options: EngineOptions | None = None) -> LLM:
         """One engine."""
@@ -144,7 +146,8 @@ class SystemsBuilder:
         if self.options.retention is None:
             return without_memory(self.options, ())
         window_tokens = self.held_out.window_tokens if self.held_out is not None else 0
-        return without_memory(self.options, self.requests, window_tokens=window_tokens)
+        longest = max(window_tokens, self.most_tokens)
+        return without_memory(self.options, self.requests, window_tokens=longest)
 
     @property
     def static_options(self) -> EngineOptions:

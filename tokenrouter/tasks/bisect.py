@@ -9,6 +9,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from tokenrouter.engine.memory import slots_for
+from tokenrouter.evaluation.generations import first_difference
 from tokenrouter.evaluation.memory_notes import memory_notes
 from tokenrouter.evaluation.metrics import serving_sections
 from tokenrouter.evaluation.progress import progress
@@ -25,7 +26,7 @@ from tokenrouter.features import TokenTypeTable
 from tokenrouter.kernels import select
 from tokenrouter.routers import RequestLevelRouter, Router
 from tokenrouter.tasks import build, checks
-from tokenrouter.tasks.bisect_differences import find_differences, first_difference
+from tokenrouter.tasks.bisect_differences import find_differences
 from tokenrouter.tasks.bisect_report import Step, format_steps
 from tokenrouter.tasks.bisect_systems import Served, System, make_systems, serve
 from tokenrouter.tasks.common import Job

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenrouter.engine.decision_log import DecisionRecorder
+from tokenrouter.evaluation.generations import first_difference
 from tokenrouter.outputs import CompletionOutput, Logprob, RequestOutput
 from tokenrouter.tasks.bisect_systems import Served
 
@@ -82,12 +83,6 @@ def find_differences(before: Served, after: Served, *, near_tie_logits: float) -
         for number, (old, new) in enumerate(pairs)
         if (token := first_difference(_only(old).token_ids, _only(new).token_ids)) is not None
     ]
-
-
-def first_difference(before: Sequence[int], after: Sequence[int]) -> int | None:
-    """Index of the first token that differs between two outputs of equal length; None where none does."""
-    pairs = enumerate(zip(before, after, strict=True))
-    return next((index for index, (old, new) in pairs if old != new), None)
 
 
 def unseen_entries(evicted_at_N: NDArray[np.int32] | None, position: int) -> dict[int, int]:

@@ -28,7 +28,7 @@ from tokenrouter.routers.learned import CALIBRATED
 from tokenrouter.routers.thresholds import write_thresholds
 from tokenrouter.tasks import build
 from tokenrouter.tasks.common import Job
-from tokenrouter.tasks.compare import held_out_windows, quality_settings
+from tokenrouter.tasks.prepare import held_out_windows, quality_settings
 from tokenrouter.telemetry import collect_provenance
 from tokenrouter.types import Phase
 from tokenrouter.workloads import windows

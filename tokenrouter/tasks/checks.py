@@ -55,17 +55,27 @@ def check_config(cfg: DictConfig) -> None:
         raise ValueError(
             f"evaluation.slo must hold options, got {slo!r}: set single ones, such as evaluation.slo.ttft_scale=8"
         )
-    for name in ("log_decisions", "chat"):
+    for name in ("log_decisions", "skip_finished", "chat"):
         if name in cfg:
             check_flag(name, cfg[name])
     task_settings(cfg)
     check_integer("seed", cfg.seed)
+    _check_objective(cfg.objective)
     if cfg.num_threads is not None:
         check_count("num_threads", cfg.num_threads, 1)
     num_repeats = cfg.evaluation.num_repeats
     if type(num_repeats) is not int or num_repeats < 1:
         raise ValueError(
             f"evaluation.num_repeats must be at least 1 (passes over the requests), got {num_repeats!r}"
+        )
+
+
+def _check_objective(objective: Any) -> None:
+    paths = objective if isinstance(objective, ListConfig) else [objective]
+    if objective is not None and not (paths and all(isinstance(path, str) for path in paths)):
+        raise ValueError(
+            f"objective={objective} must be null, a dotted path in metrics.json such as quality.kl_mean_nats, or a "
+            "list of them"
         )
 
 
@@ -101,11 +111,17 @@ def _warn_of_priorities(cfg: DictConfig) -> None:
 
 
 def _warn_of_unread_tasks(cfg: DictConfig) -> None:
-    """Says so where lm-eval's tasks are asked for and nothing measures them, or the reverse."""
+    """Says so where lm-eval's tasks or retrieval are asked for and nothing measures them, or the reverse."""
     evaluation = cfg.evaluation
     if evaluation.get("tasks") and cfg.task._target_ not in _SCORES:
         warnings.warn(
             "options without effect: evaluation.tasks (this task measures no accuracy: choose task=evaluate or "
+            "task=tradeoff)",
+            stacklevel=2,
+        )
+    if evaluation.get("retrieval") and cfg.task._target_ not in _SCORES:
+        warnings.warn(
+            "options without effect: evaluation.retrieval (this task asks nothing: choose task=evaluate or "
             "task=tradeoff)",
             stacklevel=2,
         )
@@ -167,7 +183,11 @@ def check_windows(
 
 
 def check_requests(
-    lengths: Iterable[int], num_slots: int | None, slots_for: Callable[[int], int] = int
+    lengths: Iterable[int],
+    num_slots: int | None,
+    slots_for: Callable[[int], int] = int,
+    *,
+    shorter: str = "shorter requests (workload.max_prompt_tokens, workload.max_output_tokens)",
 ) -> None:
     """Refuse requests that the KV pool cannot hold even one at a time.
 
@@ -175,6 +195,7 @@ def check_requests(
         lengths: prompt and output tokens of each.
         num_slots: of the pool; None holds any request.
         slots_for: as in ``check_windows``.
+        shorter: what to choose instead.
 
     Raises:
         ValueError: the longest one needs more slots at once than there are.
@@ -183,8 +204,7 @@ def check_requests(
     if num_slots is not None and (needed := slots_for(longest)) > num_slots:
         raise ValueError(
             f"a request of {longest} tokens, those to generate included, needs {needed} KV slots, and the pool has "
-            f"{num_slots}: raise kvcache.num_slots, or choose shorter requests (workload.max_prompt_tokens, "
-            "workload.max_output_tokens)"
+            f"{num_slots}: raise kvcache.num_slots, or choose {shorter}"
         )
 
 

@@ -11,7 +11,7 @@ from tokenrouter.kernels import select
 from tokenrouter.routers.oracle import save_labels
 from tokenrouter.tasks import build, checks
 from tokenrouter.tasks.common import Job
-from tokenrouter.tasks.compare import quality_settings
+from tokenrouter.tasks.prepare import quality_settings
 from tokenrouter.telemetry import collect_provenance
 from tokenrouter.training.labels import LabelMaker
 from tokenrouter.training.oracle import labels_of

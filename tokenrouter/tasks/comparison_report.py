@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from tokenrouter.evaluation import metrics
-from tokenrouter.evaluation.harness.runner import SystemTasks, tasks_section
+from tokenrouter.evaluation.generations import NO_CHRF_NOTE, GenerationMatch, has_sacrebleu
 from tokenrouter.evaluation.memory_notes import memory_notes
 from tokenrouter.evaluation.quality import Quality, QualityReport
 from tokenrouter.evaluation.rows import SystemRow
@@ -15,13 +15,14 @@ from tokenrouter.evaluation.slo import SLO
 from tokenrouter.evaluation.tables import format_table
 from tokenrouter.evaluation.throughput import Throughput
 from tokenrouter.kvcache.retention import RetentionOptions
+from tokenrouter.tasks.parts import Part
 from tokenrouter.telemetry import Provenance, RunFolder, Spread, peak_process_bytes
 from tokenrouter.types import Phase
 from tokenrouter.wording import counted
 from tokenrouter.workloads import RequestSet
 
 if TYPE_CHECKING:
-    from tokenrouter.tasks.compare import Setup
+    from tokenrouter.tasks.prepare import Setup
 
 log = logging.getLogger(__name__)
 HIGH_OVERHEAD_FRAC = 0.10
@@ -34,6 +35,10 @@ REQUEST_LEVEL_NOTE = (
     "request_level's KL, perplexity and top-1 are computed, not run: a window is one request, so "
     "they are all_high's on the neediest windows and all_low's on the others, mixed to the "
     "router's share of high tokens in the text."
+)
+TEXTS_NOTE = (
+    "Texts beside all_high's, greedy, up to their end of text: the share that is the same, tokens in common before the "
+    "first difference, chrF, and length as a ratio. static_batch shows what rounding in another order alone changes."
 )
 FOUR_BIT_NOTE = (
     "This model's weights come from a 4-bit file and lie on its grid: results of weight "
@@ -56,6 +61,7 @@ def notes(
     if served:
         lines.append(_throughput_note(setup.workload, served[systems.chosen]))
         lines += _workload_notes(setup.workload)
+        lines += [TEXTS_NOTE] if has_sacrebleu() else [TEXTS_NOTE, NO_CHRF_NOTE]
         lines += scheduling_notes(setup.workload, served)
         lines += _overhead_notes(served[systems.chosen])
         lines += _cache_notes(served[systems.chosen])
@@ -203,14 +209,15 @@ def _cache_notes(chosen: Throughput) -> list[str]:
     return [note]
 
 
-def write_tables(folder: RunFolder, rows: Iterable[SystemRow], lines: Sequence[str]) -> str:
-    """Write table.md and systems.json; returns the table."""
+def write_tables(
+    folder: RunFolder, rows: Iterable[SystemRow], lines: Sequence[str], parts: Sequence[Part] = ()
+) -> str:
+    """Write table.md and systems.json; returns the tables with all notes."""
     shown = list(rows)
-    table = format_table(shown, lines)
+    lines = [*(note for part in parts for note in part.notes), *lines]
+    table = format_table(shown, lines, [table for part in parts for table in part.tables])
     folder.write_text("table.md", table)
-    folder.write_json(
-        "systems.json", {"rows": [row.as_dict() for row in shown], "notes": list(lines)}
-    )
+    folder.write_json("systems.json", {"rows": [row.as_dict() for row in shown], "notes": lines})
     return table
 
 
@@ -220,7 +227,8 @@ def build_metrics(
     served: Mapping[str, Throughput],
     scored: QualityReport | None,
     slo: SLO | None,
-    tasks: Mapping[str, SystemTasks] | None = None,
+    texts: Mapping[str, GenerationMatch],
+    parts: Sequence[Part],
 ) -> dict[str, Any]:
     """The sections of metrics.json that were measured."""
     systems = setup.systems
@@ -231,9 +239,9 @@ def build_metrics(
         sections["quality"] = metrics.quality_section(
             qualities[systems.chosen], qualities["all_high"], scored.reference
         )
-        if tasks:
-            section = tasks_section(tasks[systems.chosen], tasks["all_high"])
-            sections["quality"]["tasks"] = section
+        sections["quality"] |= {part.name: part.section for part in parts}
+    if match := texts.get(systems.chosen):
+        sections["generations"] = metrics.generations_section(match)
     if served and slo is not None:
         chosen = served[systems.chosen]
         sections["throughput"] = metrics.throughput_section(chosen, rows)

@@ -1,10 +1,18 @@
-"""Writes an engine's decision log into a run folder."""
+"""Writes decision logs into a run folder."""
 
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from tokenrouter import LLM
+from tokenrouter.evaluation.progress import progress
+from tokenrouter.evaluation.systems import SystemsBuilder
+from tokenrouter.evaluation.throughput import num_tokens, run_requests
+from tokenrouter.routers import Router
 from tokenrouter.telemetry import DecisionLog, write_decisions
+from tokenrouter.workloads import RequestSpec
 
 log = logging.getLogger(__name__)
 
@@ -27,3 +35,13 @@ def write_log(llm: LLM, folder: Path) -> None:
         router_version=llm.router.version,
     )
     log.info("%d decisions in %s", write_decisions(path, decisions), path)
+
+
+def log_decisions(
+    builder: SystemsBuilder, router: Router, requests: Sequence[RequestSpec], folder: Path
+) -> None:
+    """One more pass of ``router`` over ``requests``, with the log on, so that it slows no measured pass."""
+    llm = builder.llm(router, replace(builder.options, log_decisions=True))
+    with progress("decision log", num_tokens(requests), unit="tokens") as advance:
+        run_requests(llm, requests, partial(advance, router.name))
+    write_log(llm, folder)

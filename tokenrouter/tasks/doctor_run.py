@@ -124,6 +124,11 @@ def read_run(path: Path) -> FinishedRun:
         )
         raise ValueError(f"run={path} is no run: {hint}")
     damaged: list[str] = []
+    status = _json(path / "status.json", damaged)
+    if status.get("status") == "skipped":
+        raise ValueError(
+            f"run={path} was skipped, as it had run before: give run={status.get('finished_in')}"
+        )
     metrics = _json(path / "metrics.json", damaged)
     wrong = [
         key for key, value in leaves(metrics) if isinstance(value, float) and not _is_finite(value)
@@ -132,7 +137,7 @@ def read_run(path: Path) -> FinishedRun:
         damaged.append(f"metrics.json has no finite number at {', '.join(wrong)}")
     return FinishedRun(
         path=path,
-        status=_json(path / "status.json", damaged),
+        status=status,
         config=_config(path / "config.yaml", damaged),
         metrics=metrics,
         provenance=_json(path / "provenance.json", damaged),

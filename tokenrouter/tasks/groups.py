@@ -40,7 +40,7 @@ TASKS = ("tasks", "limit", "num_fewshot", "apply_chat_template")
 
 KEYS: Mapping[str, Collection[str]] = {
     **ENGINE,
-    "evaluation": (*QUALITY, *TASKS, "reference_dtype", "num_repeats", "slo"),
+    "evaluation": (*QUALITY, *TASKS, "retrieval", "reference_dtype", "num_repeats", "slo"),
     "kernels": ("backend",),
 }
 """All keys of each part."""

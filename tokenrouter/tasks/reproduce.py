@@ -5,8 +5,8 @@ tables that need the same run share it.
 """
 
 import argparse
-import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,16 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from tokenrouter.evaluation.paper import Run, TableSpec, build_table, read_run, read_spec
 from tokenrouter.evaluation.paper.runs import is_finished
 from tokenrouter.evaluation.paper.write import RESULTS, write_page, write_table
+from tokenrouter.tasks.finished import config_hash
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = ROOT / "experiments"
-NOT_OF_A_RESULT = ("paths", "logger")
-"""Parts of the config that say where a run lies and who is told, not what it measures."""
+RUN = "run"
+"""``@run`` in an override: the folder of the run itself."""
+UNTRACKED = "logger=none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +44,23 @@ class Work:
     name: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What a table needs.
+
+    Attributes:
+        prepared: what the others look into, in order.
+        rows: runs by the labels of the table's rows.
+    """
+
+    prepared: Sequence[Work]
+    rows: Mapping[tuple[str, ...], Sequence[Work]]
+
+    def in_order(self) -> list[Work]:
+        """All runs, each behind those that it looks into."""
+        return [*self.prepared, *(work for repeats in self.rows.values() for work in repeats)]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs and writes tables.
 
@@ -58,13 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    failed = run_all(work for jobs in planned.values() for own in jobs.values() for work in own)
+    failed = run_all(work for plan in planned.values() for work in plan.in_order())
     into: Path = args.into
     for spec in specs:
         try:
             runs = {
                 labels: [read_run(work.folder) for work in repeats]
-                for labels, repeats in planned[spec.name].items()
+                for labels, repeats in planned[spec.name].rows.items()
             }
             write(spec, runs, into / spec.name / RESULTS, is_quick=args.quick)
         except ValueError as error:
@@ -80,8 +98,8 @@ def table_names(folder: Path) -> list[str]:
     return sorted(path.parent.name for path in folder.glob("*/table.yaml"))
 
 
-def plan(spec: TableSpec, runs: Path, *, quick: bool) -> dict[tuple[str, ...], list[Work]]:
-    """What a table needs to be run, by the labels of its rows.
+def plan(spec: TableSpec, runs: Path, *, quick: bool) -> Plan:
+    """What a table needs to be run.
 
     Args:
         spec: the table.
@@ -89,33 +107,54 @@ def plan(spec: TableSpec, runs: Path, *, quick: bool) -> dict[tuple[str, ...], l
         quick: the short form.
 
     Raises:
-        ValueError: overrides that do not compose.
+        ValueError: overrides that do not compose, or name a run that is not prepared before.
     """
-    found = {}
-    for labels, repeats in spec.jobs(quick=quick).items():
-        name = " ".join((spec.name, *labels))
-        found[labels] = [
-            Work(overrides=own, folder=runs / config_hash(own), name=name) for own in repeats
-        ]
-    return found
+    folders: dict[str, Path] = {}
+
+    def work(name: str, overrides: Sequence[str]) -> Work:
+        own = [_with_folders(override, folders) for override in overrides]
+        folder = (runs / hash_of(own)).resolve()
+        own = [_with_folders(override, {RUN: folder}) for override in own]
+        return Work(overrides=own, folder=folder, name=f"{spec.name} {name}")
+
+    prepared = []
+    for name, overrides in spec.preparations(quick=quick).items():
+        prepared.append(work(name, overrides))
+        folders[name] = prepared[-1].folder
+    rows = {
+        labels: [work(" ".join(labels), own) for own in repeats]
+        for labels, repeats in spec.jobs(quick=quick).items()
+    }
+    return Plan(prepared=prepared, rows=rows)
 
 
-def config_hash(overrides: Sequence[str]) -> str:
-    """Of what the overrides resolve to, without where results go: 16 hex digits.
+def _with_folders(override: str, folders: Mapping[str, Path]) -> str:
+    """``@name`` replaced by a folder; ``@run`` stays until it is known."""
+
+    def folder(found: re.Match[str]) -> str:
+        name = found[1]
+        if name in folders:
+            return str(folders[name])
+        if name == RUN:
+            return found[0]
+        known = ", ".join(folders) or "none"
+        raise ValueError(f"{override}: there is no run @{name} before this one; prepared: {known}")
+
+    return re.sub(r"@(\w+)(?=/|$)", folder, override)
+
+
+def hash_of(overrides: Sequence[str]) -> str:
+    """``config_hash`` of what the overrides compose to.
 
     Raises:
         ValueError: they do not compose.
     """
     try:
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            cfg = compose("config", overrides=list(overrides))
-        plain = OmegaConf.to_container(cfg, resolve=True)
+            cfg = compose("config", overrides=[*overrides, UNTRACKED])
+        return config_hash(cfg)
     except Exception as error:  # Hydra's own come in many kinds
         raise ValueError(f"{' '.join(overrides)}: {' '.join(str(error).split())}") from None
-    assert isinstance(plain, dict)
-    kept = {key: value for key, value in plain.items() if key not in NOT_OF_A_RESULT}
-    text = json.dumps(kept, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def run_all(work: Iterable[Work]) -> bool:
@@ -159,7 +198,7 @@ def _run(work: Work) -> int:
     """Exit code of one run; what an unfinished one left is removed first."""
     shutil.rmtree(work.folder, ignore_errors=True)
     work.folder.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "run.py", *work.overrides, "logger=none"]
+    command = [sys.executable, "run.py", *work.overrides, UNTRACKED]
     with _log(work.folder).open("w") as log:
         done = subprocess.run(
             [*command, f"hydra.run.dir={work.folder.resolve()}"],

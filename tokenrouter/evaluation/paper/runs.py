@@ -48,7 +48,7 @@ def read_run(path: Path | str) -> Run:
     """Reads a run folder.
 
     Args:
-        path: the folder.
+        path: the folder; of a sweep's job that was skipped, the run that it names is read.
 
     Raises:
         ValueError: no run, one that has not ended or has failed, files of another schema version, or damaged ones.
@@ -60,6 +60,8 @@ def read_run(path: Path | str) -> Run:
         raise ValueError(
             f"{folder}: the run has not ended, or it was killed: run it again, or leave it out"
         )
+    if state == "skipped":
+        return read_run(_finished_in(folder, status))
     if state != "ok":
         raise ValueError(
             f"{folder}: the run failed ({status.get('error', 'no reason is given')}): run it again, or leave it out"
@@ -89,6 +91,17 @@ def is_finished(path: Path | str) -> bool:
     except ValueError:
         return False
     return status.get("status") == "ok" and status.get("schema_version") == SCHEMA_VERSION
+
+
+def _finished_in(folder: Path, status: Mapping[str, Any]) -> Path:
+    """The run that has a skipped job's numbers."""
+    target = status.get("finished_in")
+    if not isinstance(target, str):
+        raise ValueError(f"{folder}: it was skipped, and does not say for which run: run it again")
+    found = _read(Path(target), "status.json", missing="is no run folder")
+    if found.get("status") == "skipped":
+        raise ValueError(f"{folder}: it was skipped for {target}, which was skipped: run it again")
+    return Path(target)
 
 
 def _read_systems(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:

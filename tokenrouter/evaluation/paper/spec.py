@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -69,6 +69,9 @@ class TableSpec:
         quick, full: overrides that all runs get in the short and in the long form.
         repeats: of every run in the long form, each with a seed of its own.
         baseline: system that others of the same run are compared with.
+        prepared: runs that the table's own look into, by name, each before those that name it: their overrides in both
+            forms, in the short one and in the long one. ``@name`` in an override is the folder of that run, ``@run``
+            that of the run itself.
     """
 
     name: str
@@ -84,6 +87,7 @@ class TableSpec:
     full: Sequence[str] = ()
     repeats: int = 3
     baseline: str = BASELINE
+    prepared: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
 
     @property
     def row_labels(self) -> tuple[str, ...]:
@@ -98,12 +102,26 @@ class TableSpec:
         Args:
             quick: the short form, without repeats.
         """
-        form = self.quick if quick else self.full
+        form = self._form(self.quick, self.full, quick=quick)
         seeds = range(1 if quick else self.repeats)
         return {
             labels: [[*own, *form, f"seed={seed}"] for seed in seeds]
             for labels, own in self.runs.items()
         }
+
+    def preparations(self, *, quick: bool) -> dict[str, list[str]]:
+        """Overrides of what must have run before, by name and in order."""
+        return {
+            name: [
+                *own.get("base", []),
+                *self._form(own.get("quick", []), own.get("full", []), quick=quick),
+            ]
+            for name, own in self.prepared.items()
+        }
+
+    @staticmethod
+    def _form(short: Sequence[str], long: Sequence[str], *, quick: bool) -> Sequence[str]:
+        return short if quick else long
 
 
 def read_spec(path: Path) -> TableSpec:
@@ -184,6 +202,8 @@ def _check(path: Path, spec: TableSpec) -> None:
             raise ValueError(
                 f"{path}: better of {column.title!r} must be more or less, or left out"
             )
+    for name, own in spec.prepared.items():
+        _refuse_unknown(path, f"prepared.{name}", own, {"base", "quick", "full"})
     titles = [column.title for column in spec.columns]
     if len(set(titles)) < len(titles):
         raise ValueError(f"{path}: two columns have one title")

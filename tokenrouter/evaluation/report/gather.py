@@ -83,7 +83,7 @@ def find_runs(given: Iterable[str], *, skip: Path) -> list[Path]:
 
 
 def gather(folders: Iterable[Path]) -> Gathered:
-    """Reads every folder.
+    """Reads every folder; a job that was skipped is the run that it names, and that run is shown once.
 
     Raises:
         ValueError: none that could be read.
@@ -97,7 +97,9 @@ def gather(folders: Iterable[Path]) -> Gathered:
         except ValueError as error:
             left_out.append(LeftOut(path=folder, reason=_reason(folder, error)))
             continue
-        figures = list(_figures(folder))
+        if any(each.run.path.resolve() == run.path.resolve() for each in runs):
+            continue
+        figures = list(_figures(run.path))
         runs.append(ReportedRun(number=len(runs) + 1, run=run, rows=rows, figures=figures))
     if not runs:
         reasons = "; ".join(f"{each.path} {each.reason}" for each in left_out[:MOST_NAMED])

@@ -10,7 +10,7 @@ from tokenrouter.evaluation.paper.spec import BASELINE
 from tokenrouter.evaluation.paper.table import MACHINE
 from tokenrouter.evaluation.report.gather import ReportedRun
 
-NOT_OF_A_ROW = ("seed=", "paths.", "logger", "hydra.")
+NOT_OF_A_ROW = ("seed=", "paths.", "logger", "hydra", "skip_finished=", "objective=")
 """Overrides that do not tell rows apart: repeats differ by their seed."""
 COLUMNS = (
     Column(title="output tok/s", key="output_tok_s", better="more"),
@@ -26,6 +26,7 @@ COLUMNS = (
     Column(title="KL decode mnat", key="kl_decode_nats", digits=2, scale=1e3, better="less"),
     Column(title="ppl %", key="ppl_rel_pct", digits=2),
     Column(title="top-1 %", key="top1_agreement_frac", scale=1e2, better="more"),
+    Column(title="same text %", key="same_output_frac", scale=1e2),
     Column(title="high %, text", key="eval_high_frac", scale=1e2),
     Column(title="high %, requests", key="high_frac", scale=1e2),
     Column(title="TTFT p99 ms", key="ttft_p99_ms", digits=0, better="less"),

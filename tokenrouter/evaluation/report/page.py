@@ -23,6 +23,7 @@ KEY_NUMBERS = (
     "quality.tasks.",
     "throughput.output_tok_s",
     "throughput.speedup_vs_",
+    "generations.",
     "latency.ttft_ms.p",
     "latency.tpot_ms.p",
     "latency.goodput_frac",
