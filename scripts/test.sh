@@ -18,4 +18,4 @@ check "mypy" "$python" -m mypy
 check "import contracts" "$venv/bin/lint-imports"
 # One process per core and one thread in each: tiny models lose more to threads than they gain.
 export OMP_NUM_THREADS=1
-check "pytest" "$python" -m pytest -q --numprocesses auto --dist loadfile --durations 12 "$@"
+check "pytest" "$python" -m pytest -q --numprocesses auto --dist loadfile --durations 25 "$@"
