@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from tokenrouter import LLM, EngineOptions, SamplingParams
 from tokenrouter.models import load_model, tiny_random
 from tokenrouter.routers import RuleRouter
-from tokenrouter.telemetry import DecisionLog, write_decisions
+from tokenrouter.tasks.decisions import write_log
 
 # %% tags=["parameters"]
 SMALL = globals().get("SMALL", False)  # a tiny random model in place of SmolLM2-135M
@@ -27,17 +27,9 @@ if LOG is None:
     options = EngineOptions(log_decisions=True)
     llm = LLM(model, router=RuleRouter(), executors="int8", options=options)
     llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=12))
-    recorded = llm.engine.decisions
-    LOG = Path(tempfile.mkdtemp()) / "decisions.parquet"
-    log = DecisionLog(
-        blocks=recorded.blocks,
-        request_ids=recorded.request_ids,
-        route_names=llm.engine.stats.route_names,
-        reasons=recorded.reasons,
-        router=llm.router.name,
-        router_version=llm.router.version,
-    )
-    write_decisions(LOG, log)
+    folder = Path(tempfile.mkdtemp())
+    write_log(llm, folder)
+    LOG = folder / "decisions.parquet"
 
 # %%
 table = pq.read_table(LOG)

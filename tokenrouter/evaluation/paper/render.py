@@ -5,6 +5,8 @@ import io
 import math
 from collections.abc import Callable, Mapping
 
+from tokenrouter.evaluation.tables import markdown as padded
+
 from .intervals import Estimate
 from .spec import Column
 from .table import Table
@@ -34,20 +36,7 @@ def legend(table: Table) -> str:
 def markdown(table: Table) -> str:
     """GitHub's kind of table, padded so that it also reads as plain text."""
     header, lines = table_cells(table, VERDICT_MARKS)
-    width = [max(len(line[i]) for line in [header, *lines]) for i in range(len(header))]
-    num_labels = len(table.spec.row_labels)
-
-    def joined(line: list[str]) -> str:
-        padded = [
-            cell.ljust(width[i]) if i < num_labels else cell.rjust(width[i])
-            for i, cell in enumerate(line)
-        ]
-        return f"| {' | '.join(padded)} |"
-
-    rule = [
-        "-" * width[i] if i < num_labels else "-" * (width[i] - 1) + ":" for i in range(len(header))
-    ]
-    return "\n".join(map(joined, [header, rule, *lines])) + "\n"
+    return padded(header, lines, num_left=len(table.spec.row_labels))
 
 
 def latex(table: Table) -> str:
