@@ -1,9 +1,11 @@
-"""The main job, run once for this folder."""
+"""The main job, run once for this folder, and a browser where there is one."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.tasks.browser import Page, browser_page, chromium
 from tests.tasks.jobs import run_in
 from tokenrouter.tasks import compare
 from tokenrouter.tasks.prepare import Setup
@@ -28,3 +30,12 @@ def setups(monkeypatch: pytest.MonkeyPatch) -> list[Setup]:
 
     monkeypatch.setattr(compare, "measure", keep)
     return found
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    binary = chromium()
+    if binary is None:
+        pytest.skip("no Chromium on this machine: the page is not looked at in a browser")
+    with browser_page(binary, tmp_path / "profile") as found:
+        yield found

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from hydra.errors import InstantiationException
 
-from tests.tasks.browser import Page, browser_page, chromium
+from tests.tasks.browser import Page
 from tests.tasks.jobs import ROOT, run_in
 from tokenrouter.evaluation.explain import ExplainedToken, Explanation, html_page
 from tokenrouter.features import TokenTypeTable, sequence_batch
@@ -75,15 +74,6 @@ def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _explain(
         path, HOSTILE, "router=rule", "router.budget.high_frac=0.3", "log_decisions=true"
     )
-
-
-@pytest.fixture
-def page(tmp_path: Path) -> Iterator[Page]:
-    binary = chromium()
-    if binary is None:
-        pytest.skip("no Chromium on this machine: the page is not looked at in a browser")
-    with browser_page(binary, tmp_path / "profile") as found:
-        yield found
 
 
 def test_the_page_says_what_the_decision_log_says(hostile_run: Path) -> None:

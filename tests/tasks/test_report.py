@@ -1,14 +1,13 @@
 """Guards task=report from the command to the screen: what it writes, refuses, and shows of hostile folders."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra.errors import InstantiationException
 
-from tests.tasks.browser import Page, browser_page, chromium
+from tests.tasks.browser import Page
 from tests.tasks.jobs import run_in
 from tests.tasks.run_folders import make_run
 from tests.tasks.test_explain import HOSTILE
@@ -44,15 +43,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _hostile_run(root / "runs" / "<b>2", ())
     RunFolder(root / "runs" / "<b>3").fail(ValueError(HOSTILE))
     return run_in(root / "own", *TASK, f"report.runs=['{root}/runs']")
-
-
-@pytest.fixture
-def page(tmp_path: Path) -> Iterator[Page]:
-    binary = chromium()
-    if binary is None:
-        pytest.skip("no Chromium on this machine: the page is not looked at in a browser")
-    with browser_page(binary, tmp_path / "profile") as found:
-        yield found
 
 
 def test_real_runs_and_one_that_failed(
