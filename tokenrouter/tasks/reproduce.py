@@ -8,7 +8,6 @@ import argparse
 import json
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from tokenrouter.evaluation.paper import Run, TableSpec, build_table, read_run, 
 from tokenrouter.evaluation.paper.runs import is_finished
 from tokenrouter.evaluation.paper.write import RESULTS, write_page, write_table
 from tokenrouter.tasks.finished import config_hash
+from tokenrouter.tasks.worker import Worker
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = ROOT / "experiments"
@@ -158,7 +158,7 @@ def hash_of(overrides: Sequence[str]) -> str:
 
 
 def run_all(work: Iterable[Work]) -> bool:
-    """Runs what has not ended well yet, each in a process of its own; whether any failed.
+    """Runs what has not ended well yet, one after the other in a process beside this one; whether any failed.
 
     A failed one leaves its status.json and log; the others go on.
     """
@@ -166,18 +166,19 @@ def run_all(work: Iterable[Work]) -> bool:
     missing = [each for each in wanted if not is_finished(each.folder)]
     print(f"{len(wanted)} runs, {len(wanted) - len(missing)} of them done before", flush=True)
     failed = False
-    for index, each in enumerate(missing):
-        started = time.perf_counter()
-        returncode = _run(each)
-        took = f"{time.perf_counter() - started:.0f} s"
-        print(f"[{index + 1}/{len(missing)}] {each.name}: {took}", flush=True)
-        if returncode:
-            failed = True
-            print(
-                f"  failed (exit code {returncode}): {_reason(each.folder)}; see {_log(each.folder)}",
-                file=sys.stderr,
-                flush=True,
-            )
+    with Worker() as worker:
+        for index, each in enumerate(missing):
+            started = time.perf_counter()
+            returncode = _run(each, worker)
+            took = f"{time.perf_counter() - started:.0f} s"
+            print(f"[{index + 1}/{len(missing)}] {each.name}: {took}", flush=True)
+            if returncode:
+                failed = True
+                print(
+                    f"  failed (exit code {returncode}): {_reason(each.folder)}; see {_log(each.folder)}",
+                    file=sys.stderr,
+                    flush=True,
+                )
     return failed
 
 
@@ -194,20 +195,11 @@ def write(
     return write_table(table, folder, command=command, is_quick=is_quick)
 
 
-def _run(work: Work) -> int:
+def _run(work: Work, worker: Worker) -> int:
     """Exit code of one run; what an unfinished one left is removed first."""
     shutil.rmtree(work.folder, ignore_errors=True)
     work.folder.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "run.py", *work.overrides, UNTRACKED]
-    with _log(work.folder).open("w") as log:
-        done = subprocess.run(
-            [*command, f"hydra.run.dir={work.folder.resolve()}"],
-            cwd=ROOT,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-    return done.returncode
+    return worker.run([*work.overrides, UNTRACKED], work.folder, _log(work.folder))
 
 
 def _log(folder: Path) -> Path:
