@@ -6,12 +6,14 @@ tables that need the same run share it.
 
 import argparse
 import json
+import os
 import re
 import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -27,6 +29,8 @@ TABLES = ROOT / "experiments"
 RUN = "run"
 """``@run`` in an override: the folder of the run itself."""
 UNTRACKED = "logger=none"
+DATA_DIR = "TOKENROUTER_DATA_DIR"
+"""Read by conf/paths."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = args.tables or known
     try:
         specs = [read_spec(TABLES / name / "table.yaml") for name in names]
-        planned = {spec.name: plan(spec, args.runs, quick=args.quick) for spec in specs}
+        with_tasks = _has_questions(specs)
+        planned = {
+            spec.name: plan(spec, args.runs, quick=args.quick, with_tasks=with_tasks)
+            for spec in specs
+        }
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -98,13 +106,14 @@ def table_names(folder: Path) -> list[str]:
     return sorted(path.parent.name for path in folder.glob("*/table.yaml"))
 
 
-def plan(spec: TableSpec, runs: Path, *, quick: bool) -> Plan:
+def plan(spec: TableSpec, runs: Path, *, quick: bool, with_tasks: bool = False) -> Plan:
     """What a table needs to be run.
 
     Args:
         spec: the table.
         runs: folder of all run folders.
         quick: the short form.
+        with_tasks: ask lm-eval's questions, where the table has some.
 
     Raises:
         ValueError: overrides that do not compose, or name a run that is not prepared before.
@@ -123,9 +132,27 @@ def plan(spec: TableSpec, runs: Path, *, quick: bool) -> Plan:
         folders[name] = prepared[-1].folder
     rows = {
         labels: [work(" ".join(labels), own) for own in repeats]
-        for labels, repeats in spec.jobs(quick=quick).items()
+        for labels, repeats in spec.jobs(quick=quick, with_tasks=with_tasks).items()
     }
     return Plan(prepared=prepared, rows=rows)
+
+
+def _has_questions(specs: Sequence[TableSpec]) -> bool:
+    """Whether lm-eval and its questions are there; says what is missing where tables ask for them."""
+    missing = [
+        what
+        for what, is_there in (
+            ("lm-eval (pip install -e '.[lm-eval]')", find_spec("lm_eval") is not None),
+            ("a folder of local data sets (TOKENROUTER_DATA_DIR)", bool(os.environ.get(DATA_DIR))),
+        )
+        if not is_there
+    ]
+    asking = [spec.name for spec in specs if spec.tasks]
+    if asking and missing:
+        print(
+            f"without the columns of tasks, which need {' and '.join(missing)}: {', '.join(asking)}"
+        )
+    return not missing
 
 
 def _with_folders(override: str, folders: Mapping[str, Path]) -> str:
