@@ -24,7 +24,9 @@ PNG = b"\x89PNG\r\n\x1a\n rest"
 
 def system(name: str, rate: float, kl: float | None = None, **more: Any) -> dict[str, Any]:
     spread = {"median": rate, "min": rate - 1.0, "max": rate + 1.0}
-    row = SystemRow.from_dict({"name": name, "output_tok_s": spread, "kl_mean_nats": kl} | more)
+    row = SystemRow.from_dict(
+        {"name": name, "output_tok_s": spread, "kl_mean_nats": kl} | {"num_passes": 5} | more
+    )
     return row.as_dict()
 
 
@@ -106,9 +108,9 @@ def test_what_is_left_out_is_said_with_its_reason(tmp_path: Path) -> None:
         "d_old": "its files have schema version 0, and this code reads 1",
         "e_cut": "metrics.json cannot be read",
         "f_rows": "systems.json holds no rows of systems",
-        "g_name": "systems.json holds no rows of systems",
-        "h_value": "a system's kl_mean_nats must be a number, got 'low'",
-        "i_rate": "a system's output_tok_s must be a number",
+        "g_name": "systems.json: a system's name must be text, got None",
+        "h_value": "systems.json: a system's kl_mean_nats must be a number, got 'low'",
+        "i_rate": "systems.json: a system's output_tok_s must be a number",
         "j_bytes": "metrics.json cannot be read",
         "k_where": "provenance.json names no hardware",
     }
@@ -179,10 +181,11 @@ def test_models_and_machines_stand_apart(tmp_path: Path) -> None:
     made(tmp_path / "b", provenance={"model_hash": "bb"})
     made(tmp_path / "c", provenance={"hardware": {"cpu": "another", "num_cpus": 2, "devices": []}})
     made(tmp_path / "d")
+    made(tmp_path / "e", provenance={"num_threads": 7})
     tables = join(gather(find_runs([str(tmp_path)], skip=tmp_path)).runs)
     shown = [sorted(n for own in joined.numbers.values() for n in own) for joined in tables]
-    assert shown == [[1, 4], [2], [3]]
-    assert len({joined.title for joined in tables}) == 3
+    assert shown == [[1, 4], [2], [3], [5]]
+    assert len({joined.title for joined in tables}) == 4
 
 
 def test_a_skipped_job_is_the_run_with_its_numbers(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenrouter.evaluation.paper.runs import is_finished
 from tokenrouter.tasks import reproduce
+from tokenrouter.telemetry.runfolder import is_finished
 
 TINY = "[task=benchmark, debug=tiny, executor=int8, num_threads=1]"
 TABLE = f"""

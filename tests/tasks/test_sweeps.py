@@ -182,6 +182,25 @@ def test_only_a_job_that_ended_well_is_found_the_newest_first(tmp_path: Path) ->
     elsewhere = tmp_path / "mine"  # hydra.sweep.dir=mine
     own = _finished(elsewhere / "0", cfg)
     assert find_finished(wanted, elsewhere / "1", elsewhere, tmp_path / "none") == own
+    cut = RunFolder(elsewhere / "3", facts={"config_hash": wanted})
+    cut.write_metrics({})
+    cut.succeed()
+    assert find_finished(wanted, cut.path, tmp_path / "none", tmp_path / "none") == cut.path
+    (cut.path / "metrics.json").write_text("")
+    assert find_finished(wanted, cut.path, tmp_path / "none", tmp_path / "none") is None
+
+
+def test_a_sweep_below_a_folder_of_any_name_is_reported(tmp_path: Path) -> None:
+    """Exit code 0 of a sweep whose jobs failed, because its folder lies in one that is called earlier-something."""
+    RunFolder(tmp_path / "earlier-runs" / "0").fail(ValueError("no room"))
+    RunFolder(tmp_path / "earlier-runs" / "1" / "earlier-1").fail(ValueError("put aside"))
+    report = sweeps.SweepReport()
+    report.on_multirun_start(
+        OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path / "earlier-runs")}}})
+    )
+    with pytest.raises(SystemExit):
+        report.on_multirun_end(OmegaConf.create())
+    assert len(json.loads((tmp_path / "earlier-runs/sweep.json").read_text())["jobs"]) == 1
 
 
 def test_a_sweep_in_the_same_folder_keeps_what_earlier_runs_left(tmp_path: Path) -> None:

@@ -115,6 +115,11 @@ class TokenScores:
         return float(np.average(self.agrees, weights=self.weight))
 
     @property
+    def num_windows(self) -> int:
+        """That the tokens are of."""
+        return len(np.unique(self.window))
+
+    @property
     def kl_stderr_nats(self) -> float | None:
         """Standard error of the mean KL over windows; None with one window."""
         means = [self._mean_kl(self.window == index) for index in np.unique(self.window)]

@@ -1,5 +1,6 @@
 """One row per system: what tables and plots are drawn from, saved as systems.json."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -21,6 +22,8 @@ class SystemRow:
     Attributes:
         name: all_high, all_low, request_level, static_batch, or the chosen router's name.
         chosen: this is the router that the run is about.
+        num_passes: over the requests, that the rates are of.
+        num_windows: that ``kl_stderr_nats`` is over.
         high_frac: share of tokens on the route "high" while serving the requests: what throughput
             belongs to.
         preemptions, swaps_out: requests that lost their slots, and those of them that the host tier kept; most of any
@@ -36,6 +39,7 @@ class SystemRow:
     chosen: bool
     output_tok_s: Spread | None = None
     total_tok_s: Spread | None = None
+    num_passes: int | None = None
     goodput_frac: float | None = None
     goodput_requests_s: float | None = None
     ttft_p99_ms: float | None = None
@@ -51,6 +55,7 @@ class SystemRow:
     chrf: float | None = None
     kl_mean_nats: float | None = None
     kl_stderr_nats: float | None = None
+    num_windows: int | None = None
     kl_decode_nats: float | None = None
     ppl: float | None = None
     ppl_rel_pct: float | None = None
@@ -67,8 +72,10 @@ class SystemRow:
         """What ``as_dict`` gave; names that no row has are left out.
 
         Raises:
-            ValueError: a value that no row has, or no name.
+            ValueError: no mapping, a value that no row has, or no name.
         """
+        if not isinstance(values, Mapping):
+            raise ValueError(f"a system must be a mapping, got {values!r}")
         known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
         for name, value in known.items():
             if name in SPREADS and value is not None:
@@ -82,9 +89,19 @@ class SystemRow:
 
 
 def _number(name: str, value: Any) -> float:
-    if not isinstance(value, int | float) or (name in SPREADS and isinstance(value, bool)):
+    is_flag = isinstance(value, bool) and name in SPREADS
+    if is_flag or not is_finite_number(value):
         raise ValueError(f"a system's {name} must be a number, got {value!r}")
-    return value
+    number: float = value
+    return number
+
+
+def is_finite_number(value: Any) -> bool:
+    """Whether ``value`` is an int or a float that a float can hold, no NaN and no infinity."""
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def make_row(
@@ -105,6 +122,7 @@ def make_row(
         values |= {
             "output_tok_s": throughput.output_tok_s,
             "total_tok_s": throughput.total_tok_s,
+            "num_passes": len(throughput.repeats),
             "ttft_p99_ms": (latency["ttft_ms"] or {}).get("p99"),
             "itl_p99_ms": (latency["itl_ms"] or {}).get("p99"),
             "kv_peak_live_bytes": max(s.peak_live_bytes for s in stats),
@@ -126,6 +144,7 @@ def make_row(
         values |= {
             "kl_mean_nats": quality.prefill.kl_mean_nats,
             "kl_stderr_nats": quality.prefill.kl_stderr_nats,
+            "num_windows": quality.prefill.num_windows,
             "kl_decode_nats": quality.decode.kl_mean_nats if quality.decode else None,
             "ppl": quality.prefill.ppl,
             "ppl_rel_pct": 100.0 * (quality.prefill.ppl / reference_ppl - 1.0),

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from tokenrouter.telemetry.provenance import ROOT, git_state
-from tokenrouter.telemetry.runfolder import SCHEMA_VERSION
+from tokenrouter.telemetry.runfolder import STATUS, is_finished, read_object
 
 log = logging.getLogger(__name__)
 UNHASHED = ("skip_finished", "objective")
@@ -54,12 +54,10 @@ def find_finished(wanted: str, folder: Path, sweep_dir: Path, output_dir: Path) 
         sweep_dir: its sweep, whose other jobs are looked at, too.
         output_dir: with other sweeps (``sweeps/<date>/<time>/<job>``), the newest of which wins.
     """
-    others = [*sweep_dir.glob("*/status.json"), *output_dir.glob("sweeps/*/*/*/status.json")]
+    others = [*sweep_dir.glob(f"*/{STATUS}"), *output_dir.glob(f"sweeps/*/*/*/{STATUS}")]
     newest = sorted({path.parent.resolve() for path in others}, reverse=True)
     for candidate in (folder, *newest):
-        status = read_status(candidate)
-        is_readable = status.get("schema_version") == SCHEMA_VERSION
-        if status.get("status") == "ok" and status.get("config_hash") == wanted and is_readable:
+        if is_finished(candidate, config_hash=wanted):
             return candidate
     return None
 
@@ -67,30 +65,21 @@ def find_finished(wanted: str, folder: Path, sweep_dir: Path, output_dir: Path) 
 def other_commit(folder: Path) -> str:
     """That a run was of another commit than the code is now, in words; empty where it was not, or nothing is known."""
     now, _ = git_state(ROOT)
-    then = _read_json(folder / "provenance.json").get("commit")
+    then = read_object(folder / "provenance.json").get("commit")
     if not now or not then or now == then:
         return ""
     return f" (at commit {then[:8]}; this is {now[:8]})"
 
 
-def read_status(folder: Path) -> dict[str, Any]:
-    """``status.json`` of a run folder; empty where there is none that can be read."""
-    return _read_json(folder / "status.json")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def run_folders(sweep_dir: Path) -> Iterator[Path]:
     """The run folders of a sweep's jobs, in their order."""
-    found = [path.parent for path in sweep_dir.rglob("status.json")]
-    own = [path for path in found if not any(part.startswith(ASIDE) for part in path.parts)]
+    found = [path.parent for path in sweep_dir.rglob(STATUS)]
+    own = [path for path in found if not _is_aside(path.relative_to(sweep_dir))]
     yield from sorted(own, key=lambda path: (len(path.name), path.name))
+
+
+def _is_aside(path: Path) -> bool:
+    return any(part.startswith(ASIDE) for part in path.parts)
 
 
 def put_aside(folder: Path) -> None:
@@ -98,7 +87,7 @@ def put_aside(folder: Path) -> None:
 
     The log stays: it is open, and goes on.
     """
-    if not (folder / "status.json").exists():
+    if not (folder / STATUS).exists():
         return
     aside = folder / f"{ASIDE}{1 + len(list(folder.glob(f'{ASIDE}*')))}"
     log.info("%s holds an earlier run, which goes to %s in it", folder, aside.name)

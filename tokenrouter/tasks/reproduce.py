@@ -5,7 +5,6 @@ tables that need the same run share it.
 """
 
 import argparse
-import json
 import os
 import re
 import shutil
@@ -19,10 +18,10 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 
 from tokenrouter.evaluation.paper import Run, TableSpec, build_table, read_run, read_spec
-from tokenrouter.evaluation.paper.runs import is_finished
 from tokenrouter.evaluation.paper.write import RESULTS, write_page, write_table
 from tokenrouter.tasks.finished import config_hash
 from tokenrouter.tasks.worker import Worker
+from tokenrouter.telemetry.runfolder import is_finished, read_status
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = ROOT / "experiments"
@@ -234,11 +233,8 @@ def _log(folder: Path) -> Path:
 
 
 def _reason(folder: Path) -> str:
-    try:
-        status = json.loads((folder / "status.json").read_text())
-    except (OSError, ValueError):
-        return "it did not begin"
-    return str(status.get("error", status.get("status")))
+    status = read_status(folder)
+    return str(status.get("error", status.get("status", "it did not begin")))
 
 
 def _parser(known: Sequence[str]) -> argparse.ArgumentParser:

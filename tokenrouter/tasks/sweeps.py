@@ -14,7 +14,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from tokenrouter.files import replace_file
-from tokenrouter.tasks.finished import read_status, run_folders
+from tokenrouter.tasks.finished import run_folders
+from tokenrouter.telemetry.runfolder import read_status
 from tokenrouter.wording import counted
 
 log = logging.getLogger(__name__)

@@ -13,6 +13,8 @@ from tokenrouter.files import replace_file
 
 SCHEMA_VERSION = 1
 """Of a run folder's files; another one is not read together with this."""
+STATUS = "status.json"
+"""What makes a folder a run."""
 SECTIONS = (
     "quality",
     "generations",
@@ -42,12 +44,13 @@ class RunFolder:
         self, path: Path | str, *, job: str = "run", facts: Mapping[str, str] | None = None
     ) -> None:
         self.path = Path(path)
-        if (self.path / "status.json").exists():
+        if (self.path / STATUS).exists():
             raise ValueError(
                 f"{self.path} already holds a run (status.json); choose another folder or remove it"
             )
         self.path.mkdir(parents=True, exist_ok=True)
         self._job, self._facts = job, dict(facts or {})
+        self._json_files: list[str] = []
         self._started_at = _now()
         self._start_s = time.perf_counter()
         self._write_status("running")
@@ -60,6 +63,8 @@ class RunFolder:
 
     def write_json(self, name: str, value: Any) -> Path:
         """Write JSON; NaN and infinities become null."""
+        if name != STATUS and name not in self._json_files:
+            self._json_files.append(name)
         return self.write_text(
             name, json.dumps(_nulled(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         )
@@ -97,8 +102,8 @@ class RunFolder:
         )
 
     def succeed(self) -> None:
-        """Mark the run as ok."""
-        self._write_status("ok")
+        """Mark the run as ok; its JSON files are listed, so that a lost one is missed."""
+        self._write_status("ok", json_files=self._json_files)
 
     def skip(self, finished_in: Path) -> None:
         """Mark the run as done before, in another folder."""
@@ -120,7 +125,7 @@ class RunFolder:
             traceback="".join(traceback.format_exception(error)),
         )
 
-    def _write_status(self, status: str, **details: str) -> None:
+    def _write_status(self, status: str, **details: str | list[str]) -> None:
         record: dict[str, Any] = {
             "status": status,
             "schema_version": SCHEMA_VERSION,
@@ -132,7 +137,44 @@ class RunFolder:
                 "finished_at": _now(),
                 "duration_s": round(time.perf_counter() - self._start_s, 3),
             }
-        self.write_json("status.json", record | details)
+        self.write_json(STATUS, record | details)
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """``status.json`` of a run folder; empty where there is none that can be read."""
+    return read_object(folder / STATUS)
+
+
+def is_finished(folder: Path, **facts: str) -> bool:
+    """Whether a folder holds a run that ended well, that this code reads, and whose JSON files are all whole.
+
+    Args:
+        folder: of the run.
+        facts: what its status.json must say as well, such as ``config_hash``.
+    """
+    status = read_status(folder)
+    wanted = {"status": "ok", "schema_version": SCHEMA_VERSION} | facts
+    if any(status.get(key) != value for key, value in wanted.items()):
+        return False
+    names = {*status.get("json_files", ()), *(path.name for path in folder.glob("*.json"))}
+    return all(_is_json(folder / name) for name in names)
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """What a JSON file holds; empty where it is missing, damaged, or holds something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenrouter.telemetry.runfolder import SCHEMA_VERSION
+from tokenrouter.evaluation.rows import SystemRow
+from tokenrouter.telemetry.runfolder import SCHEMA_VERSION, STATUS
+
+MACHINE = ("cpu", "devices", "num_cpus")
+"""What tells machines apart, of provenance.json's hardware."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +24,7 @@ class Run:
         systems: rows of systems.json by system, baselines first; empty where the task compares none.
         chosen: the system that the run is about; None where there are no systems.
         notes: below the table of systems.
-        provenance: where and on what it ran.
+        provenance: where and on what it ran; it has ``hardware``.
         status: status.json, ``ok``.
     """
 
@@ -43,6 +47,16 @@ class Run:
         """Of the weights that were loaded; None where the task loads none."""
         return self.provenance.get("model_hash")
 
+    @property
+    def machine(self) -> tuple[Any, ...]:
+        """``MACHINE`` of its hardware."""
+        return tuple(self.provenance["hardware"].get(key) for key in MACHINE)
+
+    @property
+    def num_threads(self) -> int | None:
+        """Torch's; None where the run does not say."""
+        return self.provenance.get("num_threads")
+
 
 def read_run(path: Path | str) -> Run:
     """Reads a run folder.
@@ -54,7 +68,7 @@ def read_run(path: Path | str) -> Run:
         ValueError: no run, one that has not ended or has failed, files of another schema version, or damaged ones.
     """
     folder = Path(path)
-    status = _read(folder, "status.json", missing="is no run folder")
+    status = _read(folder, STATUS, missing="is no run folder")
     state = status.get("status")
     if state == "running":
         raise ValueError(
@@ -84,21 +98,12 @@ def read_run(path: Path | str) -> Run:
     )
 
 
-def is_finished(path: Path | str) -> bool:
-    """Whether a folder holds a run that ended well and that this code reads."""
-    try:
-        status = _read(Path(path), "status.json", missing="")
-    except ValueError:
-        return False
-    return status.get("status") == "ok" and status.get("schema_version") == SCHEMA_VERSION
-
-
 def _finished_in(folder: Path, status: Mapping[str, Any]) -> Path:
     """The run that has a skipped job's numbers."""
     target = status.get("finished_in")
     if not isinstance(target, str):
         raise ValueError(f"{folder}: it was skipped, and does not say for which run: run it again")
-    found = _read(Path(target), "status.json", missing="is no run folder")
+    found = _read(Path(target), STATUS, missing="is no run folder")
     if found.get("status") == "skipped":
         raise ValueError(f"{folder}: it was skipped for {target}, which was skipped: run it again")
     return Path(target)
@@ -106,45 +111,50 @@ def _finished_in(folder: Path, status: Mapping[str, Any]) -> Path:
 
 def _read_systems(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows and notes of systems.json; nothing where the task compares no systems."""
-    if not (folder / "systems.json").exists():
+    path = folder / "systems.json"
+    if not path.exists():
         return [], []
-    found = _read(folder, "systems.json", missing="")
+    found = _read(folder, path.name, missing="")
     rows, notes = found.get("rows", []), found.get("notes", [])
-    if not isinstance(rows, list) or not all(map(_is_row, rows)) or not isinstance(notes, list):
-        raise ValueError(f"{folder / 'systems.json'} holds no rows of systems: run it again")
+    if not isinstance(rows, list) or not isinstance(notes, list):
+        raise ValueError(f"{path} holds no rows of systems: run it again")
+    try:
+        names = [SystemRow.from_dict(row).name for row in rows]
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}: run it again") from None
+    if len(set(names)) < len(names):
+        raise ValueError(f"{path} names a system twice: run it again")
     return rows, [str(note) for note in notes]
-
-
-def _is_row(row: Any) -> bool:
-    """A system's name with its numbers, those of passes with their spread."""
-    if not isinstance(row, dict) or not isinstance(row.get("name"), str):
-        return False
-    spreads = [value for value in row.values() if isinstance(value, dict)]
-    numbers = [value.get(key) for value in spreads for key in ("median", "min", "max")]
-    return all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers)
 
 
 def _read_provenance(folder: Path) -> dict[str, Any]:
     provenance = _read(folder, "provenance.json", missing="does not say where it ran")
-    if not isinstance(provenance.get("hardware", {}), dict):
+    hardware = provenance.get("hardware")
+    if not isinstance(hardware, dict) or not hardware:
         raise ValueError(f"{folder / 'provenance.json'} names no hardware: run it again")
     return provenance
 
 
 def _read_overrides(folder: Path) -> list[str]:
+    path = folder / "overrides.yaml"
     try:
-        lines = (folder / "overrides.yaml").read_text().splitlines()
-        return [json.loads(line.removeprefix("- ")) for line in lines if line.startswith("- ")]
+        lines = path.read_text(encoding="utf-8").splitlines()
+        found = [] if lines == ["[]"] else [json.loads(line.removeprefix("- ")) for line in lines]
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{folder}: overrides.yaml cannot be read ({error}): run it again"
-        ) from None
+        raise ValueError(f"{path} cannot be read ({error}): run it again") from None
+    if not lines or not all(isinstance(each, str) for each in found):
+        raise ValueError(f"{path} holds no list of overrides: run it again")
+    return found
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
 
 
 def _read(folder: Path, name: str, *, missing: str) -> dict[str, Any]:
     path = folder / name
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     except FileNotFoundError:
         raise ValueError(f"{folder} {missing}: there is no {name}") from None
     except (OSError, ValueError) as error:

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .intervals import Estimate, Sample, Verdict, estimate, verdict
+from tokenrouter.evaluation.rows import is_finite_number
+
+from .intervals import NORMAL_95, Estimate, Sample, Verdict, estimate, t_95, verdict
 from .runs import Run
 from .spec import SYSTEM, Column, TableSpec
 
@@ -45,8 +47,8 @@ class Table:
         return [c for c in self.spec.columns if any(c.title in row.cells for row in self.rows)]
 
 
-MACHINE = ("cpu", "devices", "num_cpus")
-"""What tells machines apart, of provenance.json's hardware."""
+FEW = {"kl_stderr_nats": "num_windows"}
+"""By a standard error's key that of the number that it is over, where that may be small."""
 Measured = list[tuple[Sample, Sample | None]]
 """Of one column: each run's number, and its baseline's."""
 
@@ -61,8 +63,8 @@ def build_table(spec: TableSpec, runs: Mapping[tuple[str, ...], Sequence[Run]]) 
         runs: by the labels of ``spec.runs``: the repeats of each.
 
     Raises:
-        ValueError: no run, or none that measured a column; runs of different models or of different machines, unless
-            a label says so.
+        ValueError: no run, or none that measured a column; runs of different models, machines or numbers of threads
+            (a label ``model`` or ``threads`` tells these apart), or none that has the baseline.
     """
     flat = [run for repeats in runs.values() for run in repeats]
     _check_alike(spec, flat)
@@ -72,11 +74,14 @@ def build_table(spec: TableSpec, runs: Mapping[tuple[str, ...], Sequence[Run]]) 
             for row, system in _rows_of(spec, labels, run):
                 cells = found.setdefault(row, {})
                 for column in spec.columns:
-                    if (own := _sample(column, run, system)) is not None:
+                    if (own := measured(column, run, system)) is not None:
                         other = (
-                            None if system == spec.baseline else _sample(column, run, spec.baseline)
+                            None
+                            if system == spec.baseline
+                            else measured(column, run, spec.baseline)
                         )
                         cells.setdefault(column.title, []).append((own, other))
+    _check_baseline(spec, flat)
     rows = [_row(spec, labels, cells) for labels, cells in found.items() if cells]
     if not rows:
         wanted = ", ".join(column.key for column in spec.columns)
@@ -103,24 +108,47 @@ def _rows_of(
     return rows
 
 
-def _sample(column: Column, run: Run, system: str | None) -> Sample | None:
-    """What a run says of a column; None: nothing."""
-    if system is not None and column.key in (row := run.systems.get(system, {})):
+def measured(column: Column, run: Run, system: str | None) -> Sample | None:
+    """What a run says of a column.
+
+    Args:
+        column: which.
+        run: whose.
+        system: of the run's; None where it has none.
+
+    Returns:
+        None: nothing, or no finite number.
+    """
+    row: Mapping[str, Any] = {} if system is None else run.systems.get(system, {})
+    if column.key in row:
         value = row[column.key]
-        error = row.get(column.error) if column.error else None
     elif system == run.chosen:
-        value, error = _at(run.metrics, column.key), None
+        value = _at(run.metrics, column.key)
     else:
         return None
     if isinstance(value, Mapping) and "median" in value:  # of passes, with their spread
-        median, *bounds = (float(value[key]) * column.scale for key in ("median", "min", "max"))
-        low, high = bounds if bounds[0] < bounds[1] else (math.nan, math.nan)  # one pass knows none
-        return Sample(value=median, low=low, high=high)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+        numbers = [value.get(key) for key in ("median", "min", "max")]
+        return _of_passes(numbers, row.get("num_passes") or 2, column.scale)
+    if isinstance(value, bool) or not is_finite_number(value):
         return None
-    scaled = float(value) * column.scale
-    half = math.nan if error is None else 1.96 * abs(float(error) * column.scale)
+    scaled, half = float(value) * column.scale, math.nan
+    error = row.get(column.error) if column.error else None
+    if error is not None and is_finite_number(error):
+        count = row.get(FEW.get(column.error or "", "")) or 0
+        factor = t_95(count - 1) if count > 1 else NORMAL_95
+        half = factor * abs(error * column.scale)
     return Sample(value=scaled, low=scaled - half, high=scaled + half)
+
+
+def _of_passes(numbers: Sequence[Any], num_passes: int, scale: float) -> Sample | None:
+    """Of median, smallest and largest; two passes where a run does not say how many."""
+    if not all(map(is_finite_number, numbers)):
+        return None
+    value, *bounds = (float(number) * scale for number in numbers)
+    low, high = sorted(bounds)
+    if low == high:  # one pass knows no spread
+        return Sample(value=value)
+    return Sample(value=value, low=low, high=high, num_passes=num_passes)
 
 
 def _at(tree: Mapping[str, Any], path: str) -> Any:
@@ -142,7 +170,7 @@ def _row(spec: TableSpec, labels: tuple[str, ...], cells: Mapping[str, Measured]
             continue
         own, other = (estimate([pair[side] for pair in pairs]) for side in (0, 1))
         if (found := verdict(own, other, column.better)) is not None:
-            verdicts[column.title] = found[0]
+            verdicts[column.title] = found
     return Row(
         labels=labels,
         cells={title: estimate([own for own, _ in pairs]) for title, pairs in cells.items()},
@@ -151,15 +179,21 @@ def _row(spec: TableSpec, labels: tuple[str, ...], cells: Mapping[str, Measured]
 
 
 def _check_alike(spec: TableSpec, runs: Sequence[Run]) -> None:
-    """Numbers of one table are of one model and one kind of machine, unless a label tells them apart."""
+    """Numbers of one table are of one model on one kind of machine, unless a label tells them apart."""
     if "model" not in spec.labels:
         _refuse_two(spec, runs, "models", lambda run: run.model_hash)
-    _refuse_two(spec, runs, "machines", _machine)
+    _refuse_two(spec, runs, "machines", lambda run: run.machine)
+    if "threads" not in spec.labels:
+        _refuse_two(spec, runs, "numbers of threads", lambda run: run.num_threads)
 
 
-def _machine(run: Run) -> dict[str, Any] | None:
-    hardware = run.provenance.get("hardware")
-    return hardware and {key: hardware.get(key) for key in MACHINE}
+def _check_baseline(spec: TableSpec, runs: Sequence[Run]) -> None:
+    """A column that says which way is up is compared with something."""
+    names = dict.fromkeys(name for run in runs for name in run.systems)
+    if names and spec.baseline not in names and any(column.better for column in spec.columns):
+        raise ValueError(
+            f"table {spec.name}: no run has its baseline {spec.baseline}; they have {', '.join(names)}"
+        )
 
 
 def _refuse_two(spec: TableSpec, runs: Sequence[Run], what: str, of: Any) -> None:

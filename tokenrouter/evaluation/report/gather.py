@@ -8,9 +8,8 @@ from pathlib import Path
 
 from tokenrouter.evaluation.paper import Run, read_run
 from tokenrouter.evaluation.rows import SystemRow
+from tokenrouter.telemetry.runfolder import STATUS
 
-STATUS = "status.json"
-"""What makes a folder a run."""
 MOST_NAMED = 5
 """Of the folders in the message that none could be read."""
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -93,12 +92,12 @@ def gather(folders: Iterable[Path]) -> Gathered:
     for folder in folders:
         try:
             run = read_run(folder)
-            rows = [SystemRow.from_dict(row) for row in run.systems.values()]
         except ValueError as error:
             left_out.append(LeftOut(path=folder, reason=_reason(folder, error)))
             continue
         if any(each.run.path.resolve() == run.path.resolve() for each in runs):
             continue
+        rows = [SystemRow.from_dict(row) for row in run.systems.values()]
         figures = list(_figures(run.path))
         runs.append(ReportedRun(number=len(runs) + 1, run=run, rows=rows, figures=figures))
     if not runs:

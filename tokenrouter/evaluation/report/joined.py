@@ -1,14 +1,14 @@
 """What several runs chose beside all_high: a table for each model on each machine."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenrouter.evaluation.paper import Column, Run, Table, TableSpec, build_table
 from tokenrouter.evaluation.paper.spec import BASELINE
-from tokenrouter.evaluation.paper.table import MACHINE
+from tokenrouter.evaluation.paper.table import measured
 from tokenrouter.evaluation.report.gather import ReportedRun
+from tokenrouter.wording import counted
 
 NOT_OF_A_ROW = ("seed=", "paths.", "logger", "hydra", "skip_finished=", "objective=")
 """Overrides that do not tell rows apart: repeats differ by their seed."""
@@ -52,14 +52,16 @@ class Joined:
 
 
 def join(runs: Sequence[ReportedRun]) -> list[Joined]:
-    """Tables of all runs that chose a system; those of another model or machine stand in a table of their own.
+    """Tables of all runs that chose a system, one per model, machine and number of threads.
 
     Runs of one clean commit that differ by their seed alone are repeats, and share a row.
     """
     comparing = [each for each in runs if _measures(each)]
     apart: dict[str, list[ReportedRun]] = {}
     for each in comparing:
-        apart.setdefault(_place(each.run), []).append(each)
+        run = each.run
+        place = repr((run.model_hash, run.machine, run.num_threads))
+        apart.setdefault(place, []).append(each)
     return [_joined(own) for own in apart.values()]
 
 
@@ -89,8 +91,8 @@ def _joined(runs: Sequence[ReportedRun]) -> Joined:
 
 def _measures(each: ReportedRun) -> bool:
     """Whether a run has a chosen system with a number in any column."""
-    chosen = each.run.systems.get(each.run.chosen or "", {})
-    return any(chosen.get(column.key) is not None for column in COLUMNS)
+    run = each.run
+    return run.chosen is not None and any(measured(c, run, run.chosen) for c in COLUMNS)
 
 
 def _narrowed(run: Run) -> Run:
@@ -111,15 +113,11 @@ def _row_key(each: ReportedRun) -> tuple[str, ...]:
     return (*sorted(_own(each.run)), str(commit) if is_known else f"run {each.number}")
 
 
-def _place(run: Run) -> str:
-    hardware = run.provenance.get("hardware", {})
-    return json.dumps([run.model_hash, *(hardware.get(key) for key in MACHINE)], default=str)
-
-
 def _title(run: Run) -> str:
     provenance: dict[str, Any] = dict(run.provenance)
-    hardware = provenance.get("hardware", {})
+    hardware = provenance["hardware"]
     where = hardware.get("devices") or [hardware.get("cpu", "an unknown machine")]
     named = ", ".join(map(str, where if isinstance(where, list) else [where]))
     model = f"{provenance.get('model', 'unknown model')} ({run.model_hash or 'no hash'})"
-    return f"{model} on {named} ({hardware.get('num_cpus', 'unknown number of')} cores)"
+    threads = "" if run.num_threads is None else f", {counted(run.num_threads, 'thread')}"
+    return f"{model} on {named} ({hardware.get('num_cpus', 'unknown number of')} cores{threads})"
