@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from tokenrouter.evaluation.tables import markdown as padded
 
 from .intervals import Estimate
-from .spec import Column
+from .spec import CSV_COLUMNS, Column
 from .table import Table
 
 VERDICT_MARKS = {"better": "↑", "worse": "↓", "tie": "="}
@@ -63,7 +63,7 @@ def as_csv(table: Table) -> str:
     """Every number in full: a line per row and column."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*table.spec.row_labels, "column", "value", "low", "high", "runs", "verdict"])
+    writer.writerow([*table.spec.row_labels, *CSV_COLUMNS])
     for row in table.rows:
         for column in table.columns:
             if (cell := row.cells.get(column.title)) is None:

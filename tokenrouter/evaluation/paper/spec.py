@@ -1,16 +1,14 @@
 """What a table is made of: runs, labels, columns, and a figure. One ``table.yaml`` each."""
 
-import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import Any, Literal, get_args
-
-import yaml
+from dataclasses import dataclass, field
+from typing import Literal
 
 Rows = Literal["systems", "chosen"]
 Better = Literal["more", "less"]
 BASELINE, SYSTEM = "all_high", "router"
+CSV_COLUMNS = ("column", "value", "low", "high", "runs", "verdict")
+"""Of table.csv, behind the labels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,102 +128,3 @@ class TableSpec:
     @staticmethod
     def _form(short: Sequence[str], long: Sequence[str], *, quick: bool) -> Sequence[str]:
         return short if quick else long
-
-
-def read_spec(path: Path) -> TableSpec:
-    """Reads ``table.yaml``.
-
-    ``base`` are the overrides of all runs; ``grid`` maps each label to its choices, a list of overrides or a mapping
-    from the name shown to one or several of them.
-
-    Args:
-        path: the file; its folder names the table.
-
-    Raises:
-        ValueError: it is missing, no YAML, or says what no table has.
-    """
-    try:
-        node = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"there is no {path}") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {error}") from None
-    if not isinstance(node, dict):
-        raise ValueError(f"{path} holds no options")
-    known = {f.name for f in fields(TableSpec)} - {"name", "runs", "labels"} | {"base", "grid"}
-    _refuse_unknown(path, "", node, known)
-    grid = {label: _choices(path, label, own) for label, own in node.pop("grid", {}).items()}
-    base = node.pop("base", [])
-    runs = {
-        tuple(name for name, _ in chosen): [*base, *itertools.chain(*(own for _, own in chosen))]
-        for chosen in itertools.product(*(choices.items() for choices in grid.values()))
-    }
-    columns = [_built(path, "columns", Column, each) for each in node.pop("columns", [])]
-    figure = node.pop("figure", None)
-    spec = TableSpec(
-        name=path.parent.name,
-        runs=runs,
-        labels=tuple(grid),
-        columns=columns,
-        figure=None if figure is None else _built(path, "figure", Figure, figure),
-        **node,
-    )
-    _check(path, spec)
-    return spec
-
-
-def _choices(path: Path, label: str, node: Any) -> dict[str, list[str]]:
-    """Overrides by the name that is shown: of ``key=value`` the value."""
-    if isinstance(node, list):
-        node = {str(each).rpartition("=")[2]: each for each in node}
-    if not isinstance(node, dict) or not node:
-        raise ValueError(f"{path}: grid.{label} must be a list of overrides, or names with theirs")
-    return {
-        str(name): [str(o) for o in (own if isinstance(own, list) else [own])]
-        for name, own in node.items()
-    }
-
-
-def _built(path: Path, part: str, kind: Any, node: Any) -> Any:
-    known = {f.name for f in fields(kind)}
-    if not isinstance(node, dict):
-        raise ValueError(f"{path}: {part} must hold {', '.join(sorted(known))}, got {node!r}")
-    _refuse_unknown(path, part, node, known)
-    try:
-        return kind(**node)
-    except TypeError as error:
-        raise ValueError(f"{path}: {part}: {error}") from None
-
-
-def _check(path: Path, spec: TableSpec) -> None:
-    """Refuses what would make an empty table, or one that says something else than it seems to."""
-    if not spec.columns:
-        raise ValueError(f"{path}: a table needs columns")
-    if spec.rows not in get_args(Rows):
-        raise ValueError(
-            f"{path}: rows must be one of {', '.join(get_args(Rows))}, got {spec.rows!r}"
-        )
-    for column in spec.columns:
-        if column.better not in (None, *get_args(Better)):
-            raise ValueError(
-                f"{path}: better of {column.title!r} must be more or less, or left out"
-            )
-    for name, own in spec.prepared.items():
-        _refuse_unknown(path, f"prepared.{name}", own, {"base", "quick", "full"})
-    _refuse_unknown(path, "tasks", spec.tasks, {"quick", "full"})
-    titles = [column.title for column in spec.columns]
-    if len(set(titles)) < len(titles):
-        raise ValueError(f"{path}: two columns have one title")
-    if type(spec.repeats) is not int or spec.repeats < 1:
-        raise ValueError(f"{path}: repeats must be at least 1, got {spec.repeats!r}")
-    if (figure := spec.figure) is not None:
-        for name in (figure.x, figure.y, *figure.series):
-            if name not in (*titles, *spec.row_labels):
-                raise ValueError(f"{path}: the figure's {name!r} is no column and no label")
-
-
-def _refuse_unknown(path: Path, part: str, node: Mapping[str, Any], known: set[str]) -> None:
-    for name in node:
-        if name not in known:
-            where = f"{part}.{name}" if part else str(name)
-            raise ValueError(f"{path}: there is no {where}; there are: {', '.join(sorted(known))}")
