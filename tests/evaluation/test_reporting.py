@@ -157,6 +157,18 @@ def test_curves_lie_where_their_points_are_and_look_alike_in_every_panel(
     assert [text.get_text() for text in legend.get_texts()] == ["rule", "mlp"]
 
 
+def test_curves_below_zero_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A perplexity that fell by a percent, cut off by an axis that begins at 0."""
+    kept: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: kept.append(figure))
+    panel = Panel(
+        title="$", x_label="x_$1$", curves=[Curve(name="$a$", points=[Point(1, -1, -2, 3, 1, 1)])]
+    )
+    plot_curves([panel], tmp_path / "curves.png", y_label="ppl %", caption="all")
+    assert kept[0].axes[0].get_ylim()[0] <= -2
+    assert not kept[0].axes[0].title.get_parse_math(), "a $ is a $"
+
+
 def _outputs() -> list[RequestOutput]:
     completion = CompletionOutput(
         index=0, text="", delta="", token_ids=(3, 4), routes=(0, 1, 1, 1, -1)

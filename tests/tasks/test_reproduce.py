@@ -47,8 +47,8 @@ def test_runs_are_shared_kept_and_may_fail(
     out = capsys.readouterr()
     assert "3 runs, 0 of them done before" in out.out and "[3/3]" in out.out
     assert "failed (exit code 1): ValueError: evaluation.num_repeats must be at least 1" in out.err
-    assert "table torn is not written" in out.err and not (tables / "torn/results").exists()
-    table = (tables / "tiny/results/table.md").read_text()
+    assert "table torn is not written" in out.err and not (tables / "torn/quick").exists()
+    table = (tables / "tiny/quick/table.md").read_text()
     assert "| all_high |" in table and "| rule     |" in table
     page = (tables / "README.md").read_text()
     assert "## Tiny" in page and "`bash scripts/reproduce.sh tiny --quick`" in page
@@ -158,3 +158,33 @@ def test_a_table_that_is_not_there_is_named(
     (tables / "tiny/table.yaml").write_text(TABLE.replace("router=rule", "router=reuter"))
     assert reproduce.main(["tiny"]) == 1
     assert "router=reuter" in capsys.readouterr().err
+
+
+def test_folders_that_cannot_be_written_are_named(
+    tables: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A traceback after hours of runs, and the other tables unwritten."""
+    (tmp_path / "file").write_text("")
+    assert reproduce.main(["tiny", "--quick", "--runs", str(tmp_path / "file")]) == 1
+    assert "error: runs cannot be kept in" in capsys.readouterr().err
+
+    def interrupted(work: object) -> bool:
+        raise KeyboardInterrupt
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError("read-only")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reproduce, "run_all", interrupted)
+        assert reproduce.main(["tiny", "--quick"]) == 130
+    assert "goes on where this one stopped" in capsys.readouterr().err
+    for name in ("write", "write_page"):
+        monkeypatch.setattr(reproduce, name, refused)
+    for name, value in (("run_all", False), ("read_run", None)):
+        monkeypatch.setattr(reproduce, name, lambda _, value=value: value)
+    assert reproduce.main(["--quick", "--into", str(tables)]) == 1
+    told = capsys.readouterr().err
+    assert told.count("is not written: read-only") == 3, "two tables and the page"

@@ -46,7 +46,7 @@ class Panel:
 def plot_curves(
     panels: Sequence[Panel], path: Path, *, y_label: str, caption: str, joined: bool = True
 ) -> Path:
-    """Draws the panels side by side over one y axis, which begins at 0, with a legend of all names.
+    """Draws the panels side by side over one y axis, which begins at 0 or below, with a legend of all names.
 
     Args:
         panels: at least one.
@@ -80,7 +80,11 @@ def plot_curves(
             axes.set_xlabel(panel.x_label)
             axes.grid(color="#e5e7eb", linewidth=0.8)
             axes.set_axisbelow(True)
-        axes_of[0].set_ylim(bottom=0)
+        lowest = min(
+            (p.low for panel in panels for c in panel.curves for p in c.points), default=0.0
+        )
+        if lowest >= 0:
+            axes_of[0].set_ylim(bottom=0)
         axes_of[0].set_ylabel(y_label)
         figure.supxlabel(caption, fontsize=7.5, color=MUTED, x=0.01, ha="left")
         order = [name for name in names if name in handles]

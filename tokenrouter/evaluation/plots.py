@@ -28,6 +28,7 @@ STYLE: dict[Any, Any] = {
     "ytick.color": MUTED,
     "figure.constrained_layout.use": True,
     "savefig.dpi": 150,
+    "text.parse_math": False,  # names may have a $
 }
 
 

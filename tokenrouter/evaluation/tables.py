@@ -86,14 +86,21 @@ def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]], *, num_left: 
     Returns:
         The text; empty where no cell holds anything.
     """
-    columns = [[title, *cells] for title, *cells in zip(titles, *rows, strict=True) if any(cells)]
     lines: list[list[str]] = [[] for _ in range(len(rows) + 2)]
-    for index, (title, *cells) in enumerate(columns):
+    for index, column in enumerate(zip(titles, *rows, strict=True)):
+        if not any(column[1:]):
+            continue
+        title, *cells = map(_in_a_cell, column)
         width, is_left = max(2, *map(len, (title, *cells))), index < num_left
         rule = "-" * width if is_left else "-" * (width - 1) + ":"
         for line, cell in zip(lines, (title, rule, *cells), strict=True):
             line.append(cell.ljust(width) if is_left else cell.rjust(width))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines if line)
+
+
+def _in_a_cell(text: str) -> str:
+    """On one line, without what ends a cell."""
+    return " ".join(text.splitlines()).replace("|", "\\|")
 
 
 def as_csv(kind: "type[DataclassInstance]", rows: "Sequence[DataclassInstance]") -> str:

@@ -8,6 +8,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 
 from tokenrouter.evaluation.paper import Run, TableSpec, build_table, read_run, read_spec
-from tokenrouter.evaluation.paper.write import RESULTS, write_page, write_table
+from tokenrouter.evaluation.paper.write import QUICK, RESULTS, write_page, write_table
 from tokenrouter.tasks.finished import config_hash
 from tokenrouter.tasks.worker import Worker
 from tokenrouter.telemetry.runfolder import is_finished, read_status
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs and writes tables.
 
     Returns:
-        0; 1 where a run failed or a table could not be written, after all others were.
+        0; 1 where a run failed or a table could not be written, after all others were; 130 after Ctrl-C.
     """
     known = table_names(TABLES)
     args = _parser(known).parse_args(arguments)
@@ -83,21 +84,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    failed = run_all(work for plan in planned.values() for work in plan.in_order())
-    into: Path = args.into
+    try:
+        failed = run_all(work for plan in planned.values() for work in plan.in_order())
+    except OSError as error:
+        print(f"error: runs cannot be kept in {args.runs}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on where this one stopped", file=sys.stderr)
+        return 128 + signal.SIGINT
+    into, form = args.into, QUICK if args.quick else RESULTS
     for spec in specs:
         try:
             runs = {
                 labels: [read_run(work.folder) for work in repeats]
                 for labels, repeats in planned[spec.name].rows.items()
             }
-            write(spec, runs, into / spec.name / RESULTS, is_quick=args.quick)
-        except ValueError as error:
+            write(spec, runs, into / spec.name / form, is_quick=args.quick)
+        except (ValueError, OSError) as error:
             print(f"error: table {spec.name} is not written: {error}", file=sys.stderr)
             failed = True
-    write_page(into, into / "README.md", known)
-    print(f"tables in {into}, shown by {into / 'README.md'}")
-    return int(failed)
+            continue
+        print(f"table {spec.name} in {into / spec.name / form}")
+    return int(_write_page(into, known) or failed)
+
+
+def _write_page(into: Path, names: Sequence[str]) -> bool:
+    """The page of all tables; whether it, or one of them, could not be shown."""
+    page = into / "README.md"
+    try:
+        problems = write_page(into, page, names)
+    except OSError as error:
+        problems = [f"{page} is not written: {error}"]
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    if page.exists():
+        print(f"all tables are shown by {page}")
+    return bool(problems)
 
 
 def table_names(folder: Path) -> list[str]:

@@ -23,8 +23,8 @@ from tokenrouter.evaluation.paper import (
     verdict,
 )
 from tokenrouter.evaluation.paper.intervals import Sample, t_95
-from tokenrouter.evaluation.paper.render import as_csv, latex, markdown
-from tokenrouter.evaluation.paper.write import write_page, write_table
+from tokenrouter.evaluation.paper.render import as_csv, latex, legend, markdown
+from tokenrouter.evaluation.paper.write import QUICK, RESULTS, write_page, write_table
 from tokenrouter.telemetry import RunFolder
 from tokenrouter.telemetry.runfolder import is_finished
 
@@ -332,9 +332,89 @@ def test_files_and_the_page(tmp_path: Path) -> None:
     write_page(tmp_path, tmp_path / "README.md", ["speed", "never_run"])
     page = (tmp_path / "README.md").read_text()
     assert "## A table" in page and "Which is faster?" in page and markdown(table).rstrip() in page
-    assert "2 runs, tiny, a cpu (2 cores, 1 threads), commit 01234567" in page
+    assert "2 runs, tiny, a cpu (2 cores, 1 thread), commit 01234567" in page
     assert "Short form" in page and "](speed/results/figure.png)" in page
     assert "never_run" not in page
+
+
+def test_the_short_form_takes_no_long_ones_place(tmp_path: Path) -> None:
+    """A trial of reproduce.sh that replaces measured tables on the page."""
+    table = table_of(tmp_path)
+
+    def page(form: str) -> str:
+        write_table(table, tmp_path / "speed" / form, command="make it", is_quick=form == QUICK)
+        assert write_page(tmp_path, tmp_path / "README.md", ["speed"]) == []
+        return (tmp_path / "README.md").read_text()
+
+    assert "Short form" in page(QUICK) and "Short form" not in page(RESULTS)
+    shown = page(QUICK)
+    assert "Short form" not in shown and "](speed/results/figure.png)" in shown
+
+
+def test_a_table_that_cannot_be_drawn_or_is_damaged(tmp_path: Path) -> None:
+    """Half a table beside another one's figure; a page without the good tables because of a damaged one."""
+    table, folder = table_of(tmp_path), tmp_path / "speed" / RESULTS
+    write_table(table, folder, command="make it", is_quick=False)
+    bare = replace(table, rows=[replace(r, cells={"tok/s": r.cells["tok/s"]}) for r in table.rows])
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ValueError, match="no row has both tok/s and KL mnat"):
+        write_table(bare, folder, command="make it", is_quick=False)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    plain = replace(bare, spec=replace(bare.spec, figure=None))
+    write_table(plain, folder, command="make it", is_quick=False)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"about.json", "table.md", "table.tex", "table.csv"}, "the old figure is gone"
+    page = tmp_path / "README.md"
+    write_table(table, tmp_path / "other" / RESULTS, command="make it", is_quick=False)
+    for name, content in (("about.json", '{"tit'), ("about.json", "{}"), ("table.md", None)):
+        write_table(plain, folder, command="make it", is_quick=False)
+        (folder / name).unlink() if content is None else (folder / name).write_text(content)
+        [problem] = write_page(tmp_path, page, ["speed", "other"])
+        assert "speed/results is damaged" in problem and "make the table again" in problem
+        assert page.read_text().count("## A table") == 1
+
+
+def test_no_page_of_nothing(tmp_path: Path) -> None:
+    page = tmp_path / "README.md"
+    assert write_page(tmp_path, page, ["speed"]) == [] and not page.exists()
+
+
+HOSTILE = "a_b & 50 % of $1 | {x} <i> #2 ~ ^ \\ `c` *d*"
+
+
+def test_names_with_marks_of_every_form_stay_names(tmp_path: Path) -> None:
+    """A cell that ends at a pipe, a formula at a dollar, a row's first bracket that LaTeX takes for a length."""
+    rows = [replace(r, labels=(f"[{HOSTILE}", "x\ny")) for r in table_of(tmp_path).rows[2:]]
+    titled = replace(spec_of(tmp_path), title=f"{HOSTILE}")
+    table = Table(spec=titled, rows=rows, runs=table_of(tmp_path / "again").runs)
+    lines = markdown(table).splitlines()
+    assert len(lines) == 4 and {line.replace(r"\|", "").count("|") for line in lines} == {6}
+    assert r"a_b & 50 % of $1 \| {x} \<i> #2 ~ ^ \\ \`c\` \*d\*" in lines[2] and "x y" in lines[2]
+    assert (
+        r"{}[a\_b \& 50 \% of \$1 \textbar{} \{x\} \textless{}i\textgreater{} \#2 \textasciitilde{} "
+        r"\textasciicircum{} \textbackslash{} `c` *d*"
+    ) in latex(table)
+    assert next(csv.DictReader(io.StringIO(as_csv(table))))["executor"] == f"[{HOSTILE}"
+    files = write_table(table, tmp_path / "drawn", command="x", is_quick=False)
+    assert all(path.stat().st_size for path in files)
+
+
+def test_numbers_are_shown_as_such(tmp_path: Path) -> None:
+    """-0.0, three hundred digits, and a legend of brackets that no cell has."""
+    table = table_of(tmp_path)
+
+    def with_rate(value: float) -> Table:
+        cell = estimate([Sample(value=value)])
+        return replace(table, rows=[replace(table.rows[0], cells={"tok/s": cell}, verdicts={})])
+
+    for value, shown in ((-0.01, "| 0.0 |"), (1.5e300, "| 1.5e+300 |"), (999.95, "| 1000.0 |")):
+        assert shown in " ".join(markdown(with_rate(value)).split())
+    assert legend(with_rate(1.0)) == ""
+    told = legend(table)
+    assert told.startswith(
+        "Brackets: of the passes or windows of one run; 95 %"
+    ) or told.startswith("Brackets: 95 % over runs; of the passes")
+    assert "beside all_high of the same run: ↑ better" in told
 
 
 def test_no_table_of_nothing_and_none_of_two_kinds(tmp_path: Path) -> None:

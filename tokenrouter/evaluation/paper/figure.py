@@ -1,5 +1,6 @@
 """A table's figure: one column against another, or against a label that is a number."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,38 +10,33 @@ from .intervals import Estimate
 from .spec import Figure
 from .table import Row, Table
 
-SUFFIXES = (".png", ".pdf")
+FIGURES = ("figure.png", "figure.pdf")
+
+
+def check_figure(table: Table) -> None:
+    """Raises ValueError where a table has a figure in which nothing would be drawn."""
+    figure = table.spec.figure
+    if figure is not None and not _curves(table, figure):
+        raise ValueError(
+            f"table {table.spec.name}: no row has both {figure.x} and {figure.y}: there is nothing to draw"
+        )
 
 
 def draw_figure(table: Table, folder: Path, caption: str) -> list[Path]:
     """Writes the figure in each form, ``figure.png`` first; nothing where the table has none.
 
     Args:
-        table: with at least one row that has both coordinates.
+        table: that ``check_figure`` passes.
         folder: to write to.
         caption: below it.
-
-    Raises:
-        ValueError: no row has both.
     """
     figure = table.spec.figure
     if figure is None:
         return []
-    curves = _curves(table, figure)
-    if not curves:
-        raise ValueError(
-            f"table {table.spec.name}: no row has both {figure.x} and {figure.y}: there is nothing to draw"
-        )
-    panel = Panel(title=table.spec.title, x_label=figure.x, curves=curves)
+    panel = Panel(title=table.spec.title, x_label=figure.x, curves=_curves(table, figure))
     return [
-        plot_curves(
-            [panel],
-            folder / f"figure{suffix}",
-            y_label=figure.y,
-            caption=caption,
-            joined=figure.joined,
-        )
-        for suffix in SUFFIXES
+        plot_curves([panel], folder / name, y_label=figure.y, caption=caption, joined=figure.joined)
+        for name in FIGURES
     ]
 
 
@@ -65,6 +61,8 @@ def _coordinate(row: Row, names: Sequence[str], name: str) -> Estimate | None:
     try:
         value = float(row.labels[names.index(name)])
     except ValueError:
+        return None
+    if not math.isfinite(value):
         return None
     return Estimate(value=value, low=value, high=value, samples=())
 

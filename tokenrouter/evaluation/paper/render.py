@@ -19,23 +19,34 @@ _LATEX = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
 }
+_MARKDOWN = {c: f"\\{c}" for c in "\\*`<"}
+HUGE = 1e12
+"""From here on a number is shown with its power of ten."""
 
 
 def legend(table: Table) -> str:
-    """What brackets and marks mean."""
-    counts = {len(e.samples) > 1 for row in table.rows for e in row.cells.values()}
+    """What brackets and marks mean, those that are shown; empty where none is."""
+    shown = [
+        row.cells[c.title] for row in table.rows for c in table.columns if c.title in row.cells
+    ]
+    counts = {len(each.samples) > 1 for each in shown if _has_brackets(each)}
     parts = {True: "95 % over runs", False: "of the passes or windows of one run"}
-    interval = "; ".join(text for is_several, text in parts.items() if is_several in counts)
+    intervals = [text for is_several, text in parts.items() if is_several in counts]
+    brackets = f"brackets: {'; '.join(intervals)}" if intervals else ""
     marks = ", ".join(f"{mark} {name}" for name, mark in VERDICT_MARKS.items())
     judged = any(row.verdicts for row in table.rows)
-    beside = f"; beside {table.spec.baseline} of the same run: {marks}" if judged else ""
-    return f"Brackets: {interval}{beside}."
+    beside = f"beside {table.spec.baseline} of the same run: {marks}" if judged else ""
+    text = "; ".join(filter(None, (brackets, beside)))
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def markdown(table: Table) -> str:
     """GitHub's kind of table, padded so that it also reads as plain text."""
-    header, lines = table_cells(table, VERDICT_MARKS)
+    header, lines = table_cells(table, VERDICT_MARKS, escape=_plain)
     return padded(header, lines, num_left=len(table.spec.row_labels))
 
 
@@ -46,7 +57,7 @@ def latex(table: Table) -> str:
     body = [" & ".join(line) + r" \\" for line in lines]
     return "\n".join(
         [
-            f"% {table.spec.title}. {legend(table)}",
+            f"% {table.spec.title}. {legend(table)}".rstrip(),
             rf"\begin{{tabular}}{{{'l' * num_labels}{'r' * (len(header) - num_labels)}}}",
             r"\toprule",
             " & ".join(header) + r" \\",
@@ -100,12 +111,24 @@ def table_cells(
 
 
 def _number(cell: Estimate, column: Column) -> str:
-    digits = column.digits
-    text = f"{cell.value:.{digits}f}"
-    if not cell.is_bounded or cell.low == cell.high:
-        return text
-    return f"{text} [{cell.low:.{digits}f}, {cell.high:.{digits}f}]"
+    text, low, high = (_shown(value, column.digits) for value in (cell.value, cell.low, cell.high))
+    return f"{text} [{low}, {high}]" if _has_brackets(cell) else text
+
+
+def _has_brackets(cell: Estimate) -> bool:
+    return cell.is_bounded and cell.low < cell.high
+
+
+def _shown(value: float, digits: int) -> str:
+    return f"{value:.{digits}e}" if abs(value) >= HUGE else f"{value:z.{digits}f}"
 
 
 def _escaped(text: str) -> str:
-    return "".join(_LATEX.get(c, c) for c in text)
+    """For LaTeX; what follows the end of a row must not look like its argument."""
+    guard = "{}" if text.startswith(("[", "*")) else ""
+    return guard + "".join(_LATEX.get(c, c) for c in text)
+
+
+def _plain(text: str) -> str:
+    """Nothing of a text is markup; ``padded`` takes care of what ends a cell."""
+    return "".join(_MARKDOWN.get(c, c) for c in text)

@@ -7,62 +7,87 @@ from pathlib import Path
 from typing import Any
 
 from tokenrouter.files import replace_file
+from tokenrouter.wording import counted
 
-from .figure import draw_figure
+from .figure import FIGURES, check_figure, draw_figure
 from .render import as_csv, latex, legend, markdown
 from .table import Table
 
-RESULTS = "results"
-"""Folder beside ``table.yaml``."""
+RESULTS, QUICK = "results", "quick"
+"""Folders beside ``table.yaml``: of the long form and of the short one, which never takes the long one's place."""
+ABOUT, TABLE = "about.json", "table.md"
 
 
 def write_table(table: Table, folder: Path, *, command: str, is_quick: bool) -> list[Path]:
-    """Writes table.md, .tex, .csv, about.json, and the figure as PNG and PDF.
+    """Writes table.md, .tex, .csv, the figure as PNG and PDF, and about.json.
+
+    What lies there of an earlier table is removed first. about.json comes last: without it a folder holds no table.
 
     Args:
         table: with rows.
         folder: made if missing.
         command: that makes it again.
         is_quick: of the short form.
+
+    Raises:
+        ValueError: a figure in which nothing would be drawn; nothing is written then.
+        OSError: the folder cannot be written.
     """
     about = _about(table, command=command, is_quick=is_quick)
+    check_figure(table)
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {
-        "table.md": markdown(table),
-        "table.tex": latex(table),
-        "table.csv": as_csv(table),
-        "about.json": json.dumps(about, indent=1, ensure_ascii=False) + "\n",
-    }
+    texts = {TABLE: markdown(table), "table.tex": latex(table), "table.csv": as_csv(table)}
+    for name in (ABOUT, *texts, *FIGURES):
+        (folder / name).unlink(missing_ok=True)
     for name, text in texts.items():
         replace_file(folder / name, text.encode())
     drawn = draw_figure(table, folder, caption=_origin(about))
-    return [*(folder / name for name in texts), *drawn]
+    replace_file(folder / ABOUT, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
+    return [*(folder / name for name in (*texts, ABOUT)), *drawn]
 
 
-def write_page(tables: Path, page: Path, names: Iterable[str]) -> None:
+def write_page(tables: Path, page: Path, names: Iterable[str]) -> list[str]:
     """Puts every table that has results on one page, with where its numbers come from.
+
+    A table is shown in its long form, or in its short one where that is all there is.
 
     Args:
         tables: folder of the tables' folders.
-        page: the Markdown file to write.
+        page: the Markdown file to write; left as it is where no table has results.
         names: of tables, in the order to show them.
+
+    Returns:
+        Of tables whose files are damaged and that are left out: why.
     """
-    parts = [PAGE_HEAD]
+    parts, damaged = [], []
     for name in names:
-        folder = tables / name / RESULTS
-        if not (folder / "about.json").exists():
-            continue
-        about = json.loads((folder / "about.json").read_text())
-        parts += [
-            f"## {about['title']}",
-            about["question"],
-            (folder / "table.md").read_text().rstrip(),
-            f"{about['legend']} {_origin(about)}",
-            f"`{about['command']}`",
-        ]
-        if (folder / "figure.png").exists():
-            parts.append(f"![{about['title']}]({name}/{RESULTS}/figure.png)")
-    replace_file(page, ("\n\n".join(parts) + "\n").encode())
+        for form in (RESULTS, QUICK):
+            if not (tables / name / form / ABOUT).exists():
+                continue
+            try:
+                parts += _section(tables, f"{name}/{form}")
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                damaged.append(
+                    f"{tables / name / form} is damaged ({type(error).__name__}: {error}): make the table again"
+                )
+                continue
+            break
+    if parts:
+        replace_file(page, ("\n\n".join([PAGE_HEAD, *parts]) + "\n").encode())
+    return damaged
+
+
+def _section(tables: Path, place: str) -> list[str]:
+    about = json.loads((tables / place / ABOUT).read_text(encoding="utf-8"))
+    has_figure = (tables / place / FIGURES[0]).exists()
+    return [
+        f"## {about['title']}",
+        about["question"],
+        (tables / place / TABLE).read_text(encoding="utf-8").rstrip(),
+        f"{about['legend']} {_origin(about)}".lstrip(),
+        f"`{about['command']}`",
+        *([f"![{about['title']}]({place}/{FIGURES[0]})"] if has_figure else []),
+    ]
 
 
 PAGE_HEAD = """# Experiments
@@ -95,7 +120,7 @@ def _origin(about: Mapping[str, Any]) -> str:
     )
     where = "; ".join(about["hardware"])
     return (
-        f"{form}{about['num_runs']} runs, {', '.join(about['models'])}, {where}, commit "
+        f"{form}{counted(about['num_runs'], 'run')}, {', '.join(about['models'])}, {where}, commit "
         f"{', '.join(about['commits'])}, {about['date']}."
     )
 
@@ -108,7 +133,12 @@ def _commit(provenance: Mapping[str, Any]) -> str:
 def _hardware(provenance: Mapping[str, Any]) -> str:
     hardware = provenance.get("hardware", {})
     devices: Sequence[str] = hardware.get("devices") or [str(hardware.get("cpu", "unknown"))]
-    return f"{', '.join(devices)} ({hardware.get('num_cpus')} cores, {provenance.get('num_threads')} threads)"
+    return f"{', '.join(devices)} ({hardware.get('num_cpus')} cores, {_threads(provenance)})"
+
+
+def _threads(provenance: Mapping[str, Any]) -> str:
+    count = provenance.get("num_threads")
+    return "unknown threads" if count is None else counted(count, "thread")
 
 
 def _distinct(values: Iterable[str]) -> list[str]:
