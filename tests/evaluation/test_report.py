@@ -44,9 +44,9 @@ def made(
     folder.write_json("provenance.json", PROVENANCE | dict(provenance or {}))
     folder.write_metrics({"throughput": {"output_tok_s": rate, "busy_s": 1.25}})
     rows = [
-        system("all_high", high, 0.0, kl_stderr_nats=0.0),
+        system("all_high", high, 0.0, kl_stderr_nats=0.0, kl_decode_nats=0.0),
         system("all_low", 99.0, 0.04),
-        system("rule", rate, 0.02, kl_stderr_nats=1e-4, chosen=True),
+        system("rule", rate, 0.02, kl_stderr_nats=1e-4, kl_decode_nats=1e-3, chosen=True),
     ]
     folder.write_json("systems.json", {"rows": rows, "notes": ["first note", "second note"]})
     folder.succeed()
@@ -171,6 +171,8 @@ def test_repeats_share_a_row_and_nothing_else_does(tmp_path: Path) -> None:
     [joined] = join(gather(find_runs([str(tmp_path)], skip=tmp_path)).runs)
     labels = list(dict.fromkeys(row.labels[0] for row in joined.table.rows))
     assert [label.partition(":")[0] for label in labels] == ["1, 2, 3", "4", "5", "6"]
+    assert joined.table.rows[1].cells["KL decode mnat"].value == 1.0
+    assert set(joined.table.rows[1].verdicts) == {"output tok/s", "KL mnat"}, "one text is no noise"
     cell = joined.table.rows[1].cells["output tok/s"]
     assert cell.value == 16.0 and len(cell.samples) == 3
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
 from statistics import fmean, stdev
 
 from tokenrouter.evaluation.router_scores import Verdict
@@ -75,7 +74,10 @@ def mcnemar(only_other: int, only_own: int) -> float:
         only_own: questions that the system alone answers right.
     """
     count = only_other + only_own
-    tail = sum(comb(count, k) for k in range(min(only_other, only_own) + 1))
+    term = tail = 1
+    for k in range(min(only_other, only_own)):
+        term = term * (count - k) // (k + 1)  # binomial of count and k + 1
+        tail += term
     return min(1.0, 2 * tail / (1 << count))
 
 

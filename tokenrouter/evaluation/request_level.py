@@ -1,7 +1,8 @@
 """The baseline that decides per request: which router says which tokens are in need, and on what it is calibrated."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from tokenrouter.engine import calibration
 from tokenrouter.features import TokenTypeTable, sequence_batch
@@ -15,6 +16,8 @@ from tokenrouter.routers import (
 from tokenrouter.routers.wrapper import WrapperRouter
 from tokenrouter.types import Phase
 from tokenrouter.workloads import RequestSpec
+
+System = TypeVar("System")
 
 
 def request_router_for(router: Router, num_layers: int) -> RequestLevelRouter:
@@ -76,12 +79,19 @@ def prompt_shares(
     return [router.prompt_shares(see(sequence_batch(i, token_types=types)))[0] for i in prompts]
 
 
+class Sides(NamedTuple):
+    """Per request whether it goes high, and the share of all tokens that does so."""
+
+    goes_high: list[bool]
+    high_frac: float
+
+
 def choose_high(
     router: RequestLevelRouter,
     shares: Sequence[float],
     weights: Sequence[float],
     high_frac: float,
-) -> list[bool]:
+) -> Sides:
     """Which of these requests a router that decides per request sends high.
 
     Args:
@@ -98,4 +108,14 @@ def choose_high(
     own.calibrate_requests(shares, weights)
     threshold = own.threshold
     assert threshold is not None
-    return [share >= threshold for share in shares]
+    goes_high = [share >= threshold for share in shares]
+    num_high = sum(weight for weight, is_high in zip(weights, goes_high, strict=True) if is_high)
+    return Sides(goes_high, num_high / sum(weights))
+
+
+def with_computed(
+    measured: Mapping[str, System], computed: System, chosen: str
+) -> dict[str, System]:
+    """Results by system with request_level's, which are computed: baselines first, ``chosen`` last."""
+    order = dict.fromkeys(("all_high", "all_low", "request_level", chosen))
+    return {name: measured.get(name, computed) for name in order}

@@ -16,7 +16,7 @@ from tokenrouter.evaluation.harness.results import (
 )
 from tokenrouter.evaluation.harness.runner import LoadedTasks, TaskSettings
 from tokenrouter.evaluation.harness.scoring import scoring_options
-from tokenrouter.evaluation.request_level import choose_high, prompt_shares
+from tokenrouter.evaluation.request_level import choose_high, prompt_shares, with_computed
 from tokenrouter.evaluation.systems import Systems, SystemsBuilder
 from tokenrouter.evaluation.tables import as_csv
 from tokenrouter.tasks import groups
@@ -76,11 +76,7 @@ def measure_tasks(
         )
     if systems.ranking_router is None or "request_level" in measured:
         return measured
-    computed = _request_level(tasks, systems, measured)
-    return {
-        name: measured.get(name, computed)
-        for name in dict.fromkeys(["all_high", "all_low", "request_level", systems.chosen])
-    }
+    return with_computed(measured, _request_level(tasks, systems, measured), systems.chosen)
 
 
 def _request_level(
@@ -101,11 +97,10 @@ def _request_level(
             num_prompt = sum(map(len, prompts))
             shares.append(needy / num_prompt)
             weights.append(num_prompt + len(encode(output)))
-    goes_high = choose_high(router, shares, weights, measured[systems.chosen].high_frac)
-    num_high = sum(weight for weight, is_high in zip(weights, goes_high, strict=True) if is_high)
-    left = iter(goes_high)
+    sides = choose_high(router, shares, weights, measured[systems.chosen].high_frac)
+    left = iter(sides.goes_high)
     by_task = {task: list(islice(left, count)) for task, count in counts.items()}
-    return mix_tasks(high, measured["all_low"], by_task, num_high / sum(weights))
+    return mix_tasks(high, measured["all_low"], by_task, sides.high_frac)
 
 
 def report(folder: RunFolder, measured: Mapping[str, SystemTasks], systems: Systems) -> Part:

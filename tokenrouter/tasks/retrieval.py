@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from tokenrouter import EngineOptions
 from tokenrouter.engine.memory import slots_for
-from tokenrouter.evaluation.request_level import choose_high, prompt_shares
+from tokenrouter.evaluation.request_level import choose_high, prompt_shares, with_computed
 from tokenrouter.evaluation.retrieval.measure import (
     Answers,
     Probe,
@@ -126,13 +126,9 @@ def measure(questions: Questions, systems: Systems) -> dict[str, Answers]:
     prompts = [probe.prompt_ids for probe in probes]
     weights = [len(probe.item.ids) for probe in probes]
     shares = prompt_shares(router, systems.llms["all_high"].token_types, prompts)
-    goes_high = choose_high(router, shares, weights, measured[systems.chosen].high_frac)
-    num_high = sum(weight for weight, is_high in zip(weights, goes_high, strict=True) if is_high)
-    computed = mix_answers(
-        measured["all_high"], measured["all_low"], goes_high, num_high / sum(weights)
-    )
-    order = dict.fromkeys(["all_high", "all_low", "request_level", systems.chosen])
-    return {name: measured.get(name, computed) for name in order}
+    sides = choose_high(router, shares, weights, measured[systems.chosen].high_frac)
+    computed = mix_answers(measured["all_high"], measured["all_low"], *sides)
+    return with_computed(measured, computed, systems.chosen)
 
 
 def report(

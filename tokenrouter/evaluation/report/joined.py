@@ -12,6 +12,7 @@ from tokenrouter.wording import counted
 
 NOT_OF_A_ROW = ("seed=", "paths.", "logger", "hydra", "skip_finished=", "objective=")
 """Overrides that do not tell rows apart: repeats differ by their seed."""
+# Of the numbers that are of a text, which repeats share, KL alone has an error and is judged.
 COLUMNS = (
     Column(title="output tok/s", key="output_tok_s", better="more"),
     Column(title="times all_high", key="throughput.speedup_vs_all_high", digits=2),
@@ -23,9 +24,9 @@ COLUMNS = (
         better="less",
         error="kl_stderr_nats",
     ),
-    Column(title="KL decode mnat", key="kl_decode_nats", digits=2, scale=1e3, better="less"),
+    Column(title="KL decode mnat", key="kl_decode_nats", digits=2, scale=1e3),
     Column(title="ppl %", key="ppl_rel_pct", digits=2),
-    Column(title="top-1 %", key="top1_agreement_frac", scale=1e2, better="more"),
+    Column(title="top-1 %", key="top1_agreement_frac", scale=1e2),
     Column(title="same text %", key="same_output_frac", scale=1e2),
     Column(title="high %, text", key="eval_high_frac", scale=1e2),
     Column(title="high %, requests", key="high_frac", scale=1e2),
