@@ -21,7 +21,7 @@ FIGURE = Path(globals().get("FIGURE", None) or Path(tempfile.mkdtemp()) / "figur
 
 # %% [markdown]
 # Runs that failed, have not ended or have files of another version are left out, with the reason. Repeats share a row;
-# models and machines stand apart.
+# models, machines and numbers of threads stand apart.
 
 # %%
 gathered = gather(find_runs(RUNS, skip=Path("nothing")))
@@ -48,9 +48,12 @@ def point(row):
 
 curves = [
     Curve(name=f"{row.labels[0]}, {row.labels[1]}", points=[point(row)])
-    for row in tables[0].table.rows
+    for joined in tables[:1]
+    for row in joined.table.rows
     if {"output tok/s", "KL mnat"} <= row.cells.keys()
 ]
+if not curves:
+    raise ValueError(f"no run of {RUNS} has both a rate and a KL: make some with task=tradeoff")
 panel = Panel(title=tables[0].title, x_label="output tok/s", curves=curves)
 plot_curves([panel], FIGURE, y_label="KL mnat", caption=legend(tables[0].table), joined=False)
 print("figure in", FIGURE)

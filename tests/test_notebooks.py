@@ -60,6 +60,13 @@ def test_figure_from_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "95 % over runs" in capsys.readouterr().out
 
 
+def test_figure_of_runs_that_compare_nothing(tmp_path: Path) -> None:
+    """IndexError for runs of task=generate."""
+    (made(tmp_path / "0") / "systems.json").unlink()
+    with pytest.raises(ValueError, match="has both a rate and a KL: make some with task=tradeoff"):
+        run("figure_from_runs", RUNS=[str(tmp_path)], FIGURE=tmp_path / "figure.png")
+
+
 def test_all_are_run_and_named() -> None:
     """A notebook that nothing runs, or that nobody finds."""
     names = {path.stem for path in NOTEBOOKS.glob("*.py")}

@@ -169,6 +169,18 @@ def test_rows_are_of_systems_and_baselines_stand_once(tmp_path: Path) -> None:
     assert [column.title for column in table.columns] == ["tok/s", "KL mnat", "router %"]
 
 
+def test_a_baseline_that_follows_the_router_is_not_averaged_over_routers(tmp_path: Path) -> None:
+    """One decision per request at shares of 5 and of 50 % high, as one number at none of them."""
+    runs = {}
+    for index, router in enumerate(("the rule", "mlp")):
+        rows = [row("all_high", 10.0, 0.0), row("request_level", 12.0 + index, 0.002 * index)]
+        rows.append(row("rule", 15.0, 0.001, chosen=True))
+        runs["int8", router] = [written(tmp_path / f"run{index}", rows)]
+    found = {r.labels[1]: r.cells["tok/s"].value for r in build_table(spec_of(tmp_path), runs).rows}
+    assert found["request_level, as the rule"] == 12.0 and found["request_level, as mlp"] == 13.0
+    assert next(iter(found)) == "all_high" and len(found) == 5
+
+
 def test_intervals_are_students_and_pairs_are_of_one_run() -> None:
     """Guards against a machine's drift between repeats that hides a difference, or makes one."""
     own = estimate([Sample(value=v) for v in (11.0, 21.0, 31.2)])

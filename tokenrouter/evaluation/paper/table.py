@@ -47,6 +47,8 @@ class Table:
         return [c for c in self.spec.columns if any(c.title in row.cells for row in self.rows)]
 
 
+FOLLOWING = ("request_level",)
+"""Baselines that follow the run's router in its share of high tokens, and in which they are."""
 FEW = {"kl_stderr_nats": "num_windows"}
 """By a standard error's key that of the number that it is over, where that may be small."""
 Measured = list[tuple[Sample, Sample | None]]
@@ -56,7 +58,8 @@ Measured = list[tuple[Sample, Sample | None]]
 def build_table(spec: TableSpec, runs: Mapping[tuple[str, ...], Sequence[Run]]) -> Table:
     """Joins runs to a table.
 
-    A system that is a baseline in several runs has one row, over all of them.
+    A system that is a baseline in several runs has one row, over all of them; one that follows each run's router
+    (``FOLLOWING``) has one for each, where a label tells the routers apart.
 
     Args:
         spec: what is shown.
@@ -104,6 +107,8 @@ def _rows_of(
         if system in spec.skipped:
             continue
         shown = named.get(SYSTEM, system) if system == run.chosen else system
+        if system in FOLLOWING and system != run.chosen and SYSTEM in named:
+            shown = f"{system}, as {named[SYSTEM]}"
         rows.append((tuple((named | {SYSTEM: shown})[name] for name in spec.row_labels), system))
     return rows
 
