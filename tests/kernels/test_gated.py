@@ -21,6 +21,13 @@ def made(
     if name == "matmul":
         packed = kernels.pack_matmul(weight_JK, bias_J, gated=True)
         return lambda x_TK, **options: kernels.matmul(x_TK, packed, **options), packed
+    if name == "int4_matmul":
+        codes = kernels.pack_int4(weight_JK, bias_J, gated=True)
+        return (
+            lambda x_TK, **options: kernels.int4_matmul(
+                kernels.quantize_rows(x_TK), codes, **options
+            )
+        ), codes
     packed = kernels.pack_int8(weight_JK, bias_J, gated=True)
     if name == "int8_weight_matmul":
         return lambda x_TK, **options: kernels.int8_weight_matmul(x_TK, packed, **options), packed
@@ -115,6 +122,6 @@ def test_routed(kernels: KernelSet, dtype: torch.dtype, shared: bool) -> None:
 def test_an_odd_number_of_rows_is_refused(native: NativeKernels) -> None:
     """Gate and up of different widths: what lies in the last row belongs to neither."""
     for kernels in (native, ReferenceKernels()):
-        for pack in (kernels.pack_matmul, kernels.pack_int8):
+        for pack in (kernels.pack_matmul, kernels.pack_int8, kernels.pack_int4):
             with pytest.raises(ValueError, match=r"gated.*even.*7"):
                 pack(torch.ones(7, 4).bfloat16(), None, gated=True)
