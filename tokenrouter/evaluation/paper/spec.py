@@ -128,7 +128,7 @@ def read_spec(path: Path) -> TableSpec:
     """Reads ``table.yaml``.
 
     ``base`` are the overrides of all runs; ``grid`` maps each label to its choices, a list of overrides or a mapping
-    from the name shown to one or several of them.
+    from the name shown to one or several of them. A list of grids of the same labels makes the runs of each.
 
     Args:
         path: the file; its folder names the table.
@@ -146,24 +146,38 @@ def read_spec(path: Path) -> TableSpec:
         raise ValueError(f"{path} holds no options")
     known = {f.name for f in fields(TableSpec)} - {"name", "runs", "labels"} | {"base", "grid"}
     _refuse_unknown(path, "", node, known)
-    grid = {label: _choices(path, label, own) for label, own in node.pop("grid", {}).items()}
-    base = node.pop("base", [])
-    runs = {
-        tuple(name for name, _ in chosen): [*base, *itertools.chain(*(own for _, own in chosen))]
-        for chosen in itertools.product(*(choices.items() for choices in grid.values()))
-    }
+    labels, runs = _runs(path, node.pop("grid", {}), node.pop("base", []))
     columns = [_built(path, "columns", Column, each) for each in node.pop("columns", [])]
     figure = node.pop("figure", None)
     spec = TableSpec(
         name=path.parent.name,
         runs=runs,
-        labels=tuple(grid),
+        labels=labels,
         columns=columns,
         figure=None if figure is None else _built(path, "figure", Figure, figure),
         **node,
     )
     _check(path, spec)
     return spec
+
+
+def _runs(
+    path: Path, grids: Any, base: Sequence[str]
+) -> tuple[tuple[str, ...], dict[tuple[str, ...], list[str]]]:
+    """Labels, and the overrides of every run by its labels."""
+    labels: tuple[str, ...] | None = None
+    runs: dict[tuple[str, ...], list[str]] = {}
+    for grid in grids if isinstance(grids, list) else [grids]:
+        if not isinstance(grid, dict) or (labels is not None and tuple(grid) != labels):
+            raise ValueError(f"{path}: grid must map labels to choices; grids of a list, the same")
+        labels = tuple(grid)
+        choices = [_choices(path, label, own).items() for label, own in grid.items()]
+        for chosen in itertools.product(*choices):
+            names = tuple(name for name, _ in chosen)
+            if names in runs:
+                raise ValueError(f"{path}: two grids have {', '.join(names)}")
+            runs[names] = [*base, *itertools.chain(*(own for _, own in chosen))]
+    return labels or (), runs
 
 
 def _choices(path: Path, label: str, node: Any) -> dict[str, list[str]]:
