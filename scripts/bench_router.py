@@ -2,7 +2,7 @@
 
 python scripts/bench_router.py [--quick] [--executor int8|int8_smooth] [--windows N] [--texts NAME ...] [--json PATH]
     [--plots FOLDER] [--routers FOLDER] [--phases prefill|decode ...] [--compared ROUTER ...] [--keep FOLDER]
-    [--only-costs]
+    [--decode-batch N] [--only-costs]
 
 Windows of 2,048 tokens from the evaluation side of each text, at 5, 10 and 20 % of the decided tokens high. KL is to
 float32, on a float32 simulation of both paths. Each window is run in both phases. Prefill: the window is a prompt.
@@ -23,12 +23,13 @@ tokens; the same choice has the same KL in both phases. Routers:
 AUROC and recall are within a window: of the 10 % largest labels, and of as many as the share. Brackets are 90 % of a
 bootstrap over windows; a difference whose interval holds 0 is a tie.
 
-Throughput is that of an engine with a bfloat16 high path which runs a prompt of 1,024 tokens, or decodes 32 requests in
-mixed forwards, the router's time included, as a multiple of all_high's: measured per router at each share, in turns,
-and read in between by a line (the oracle is as fast as random; entropy's is not measured). "At equal throughput"
-compares the mlp with rule and layerwise where they are as fast, on their own curves. ``--plots`` draws all curves, a
-picture per text. With ``--keep`` a text that was measured at this commit is not measured again, so that an interrupted
-run goes on, and throughput can be timed once more without it. Decode holds the KV of all engines at once, 12 GB.
+Throughput is that of an engine with a bfloat16 high path which runs a prompt of 1,024 tokens, or decodes 32 requests
+(``--decode-batch``) in mixed forwards, the router's time included, as a multiple of all_high's: measured per router at
+each share, in turns, and read in between by a line (the oracle is as fast as random; entropy's is not measured). "At
+equal throughput" compares the mlp with rule and layerwise where they are as fast, on their own curves. ``--plots``
+draws all curves, a picture per text. With ``--keep`` a text that was measured at this commit is not measured again, so
+that an interrupted run goes on, and throughput can be timed once more without it, at another batch too. Decode holds
+the KV of all engines at once, 12 GB.
 
 At the end the routers' time on 32 decode tokens and on a chunk of 1,024, beside the executors' time for the same tokens
 in an engine, and requests served on the smoothed path with a learned 5 % beside all_high; ``--only-costs`` measures

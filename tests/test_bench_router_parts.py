@@ -109,7 +109,8 @@ def test_what_was_measured_is_kept(
     found, smoothed = kept.kept_or_measured(bench, text, tmp_path)
     assert smoothed is not None and len(list(tmp_path.iterdir())) == 1
     monkeypatch.setattr(kept, "measure_text", lambda *_: pytest.fail("measured again"))
-    again, smoothed_again = kept.kept_or_measured(bench, text, tmp_path)
+    timed_more = replace(bench, sizes=replace(bench.sizes, turns=9, decode_batch=1))
+    again, smoothed_again = kept.kept_or_measured(timed_more, text, tmp_path)
     assert again.layers == found.layers and again.by_key.keys() == found.by_key.keys()
     for key, own in found.by_key.items():
         assert torch.equal(again.by_key[key].kl_WN, own.kl_WN)
@@ -120,6 +121,7 @@ def test_what_was_measured_is_kept(
         replace(bench, trained={"int8": {"mlp": other}}),
         replace(bench, compared=()),
         replace(bench, phases=(Phase.DECODE,)),
+        replace(bench, sizes=replace(bench.sizes, draws=9)),
     ):
         with pytest.raises(pytest.fail.Exception, match="measured again"):
             kept.kept_or_measured(changed, text, tmp_path)

@@ -72,6 +72,26 @@ def test_decode_is_measured_with_the_share_that_was_decoded(bench: Bench) -> Non
     assert all(len(turns) == QUICK.turns for times in speeds.times.values() for _, turns in times)
 
 
+def test_so_many_requests_decode_as_were_asked_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a rate of one request that is 32 requests' time."""
+    seen: list[int] = []
+
+    def decode_turns(
+        llms: dict[str, Any], prompts: list[list[int]], *_: Any, **__: Any
+    ) -> dict[str, list[float]]:
+        seen.extend(len(prompt) for prompt in prompts)
+        return {name: [0.5] for name in llms}
+
+    monkeypatch.setattr("tokenrouter.evaluation.ratios.decode_turns", decode_turns)
+    monkeypatch.setattr("scripts.router_bench.throughput._decoded_share", lambda llm, asked: asked)
+    few = replace(bench, sizes=replace(bench.sizes, decode_batch=3))
+    speeds = measure_speeds(few, [2, 0, 1, 3], Phase.DECODE, dtype="float32")
+    assert seen == [QUICK.context] * 3
+    assert speeds.all_high_tok_s.median == 3 / 0.5
+
+
 def test_another_router_is_compared_where_it_is_as_fast() -> None:
     """KL at an equal share, which hides what a decision costs; a point read off the wrong neighbours."""
 

@@ -95,8 +95,11 @@ def parse_arguments(description: str) -> argparse.Namespace:
     for name, folder in (("plots", args.plots), ("keep", args.keep)):
         if folder is not None and not folder.is_dir():
             parser.error(f"--{name} {folder}: there is no such folder: make it first")
+    if args.decode_batch is not None and args.decode_batch < 1:
+        parser.error(f"--decode-batch must be at least 1, got {args.decode_batch}")
     sizes = QUICK if args.quick else Sizes()
-    args.sizes = sizes if args.windows is None else replace(sizes, windows=args.windows)
+    given = {"windows": args.windows, "decode_batch": args.decode_batch}
+    args.sizes = replace(sizes, **{name: of for name, of in given.items() if of is not None})
     return args
 
 
@@ -125,6 +128,12 @@ def _parser(description: str) -> argparse.ArgumentParser:
         type=Path,
         metavar="FOLDER",
         help="write here what each text showed, and do not measure again what lies there",
+    )
+    parser.add_argument(
+        "--decode-batch",
+        type=int,
+        metavar="N",
+        help=f"requests that decode together where throughput is timed (default: {Sizes().decode_batch})",
     )
     parser.add_argument(
         "--only-costs", action="store_true", help="what a decision costs, without any text's KL"

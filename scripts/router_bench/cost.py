@@ -124,14 +124,18 @@ def some_ids(bench: Bench) -> list[int]:
     """Enough tokens for every prompt; a short text begins again."""
     sizes, text = bench.sizes, bench.texts[0]
     own = [token for window in text.windows for token in window]
-    wanted = max(sizes.context + 1 + DECODE_BATCH, sizes.chunk_tokens, *sizes.prompt_lengths)
+    wanted = max(
+        sizes.context + 1 + max(DECODE_BATCH, sizes.decode_batch),
+        sizes.chunk_tokens,
+        *sizes.prompt_lengths,
+    )
     return own * -(-wanted // len(own))
 
 
-def spread_prompts(ids: Sequence[int], length: int) -> list[list[int]]:
-    """32 prompts that begin at different places."""
-    gap = (len(ids) - length) // DECODE_BATCH
-    return [list(ids[row * gap : row * gap + length]) for row in range(DECODE_BATCH)]
+def spread_prompts(ids: Sequence[int], length: int, count: int = DECODE_BATCH) -> list[list[int]]:
+    """``count`` prompts that begin at different places."""
+    gap = (len(ids) - length) // count
+    return [list(ids[row * gap : row * gap + length]) for row in range(count)]
 
 
 def _call_s(router: Router, batch: TokenBatch, types: TokenTypeTable, calls: int) -> float:

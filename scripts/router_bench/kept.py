@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from tokenrouter.types import Phase
 
 from .measures import Measured, Smoothed, TextMeasured, measure_smoothed, measure_text
 from .setup import Bench, Text
+from .sizes import OF_KL
 
 
 def kept_or_measured(
@@ -22,7 +22,7 @@ def kept_or_measured(
 ) -> tuple[TextMeasured, Smoothed | None]:
     """KL of a text's routings and of the smoothed path, from ``folder`` where the same was measured before.
 
-    The same: commit, model, windows, routers, phases and sizes.
+    The same: commit, model, windows, routers, phases and sizes of KL.
 
     Args:
         bench: what is measured.
@@ -54,7 +54,7 @@ def _fingerprint(bench: Bench, text: Text) -> str:
         "trained": trained,
         "phases": [phase.name for phase in bench.phases],
         "compared": list(bench.compared),
-        "sizes": asdict(bench.sizes),
+        "sizes": [getattr(bench.sizes, name) for name in OF_KL],
     }
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+OF_KL = ("windows", "window_tokens", "shares", "seeds", "draws", "logit_passages")
+"""Those of ``Sizes`` that a text's KL depends on; the others are of what is timed."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
@@ -16,7 +19,8 @@ class Sizes:
         logit_passages: held-out windows on which routers that look at logits get their thresholds.
         calls: of a router per turn.
         turns: that count, of everything that is timed.
-        context: tokens of the prompts behind which 32 requests decode.
+        context: tokens of the prompts behind which requests decode.
+        decode_batch: requests that decode together where throughput is timed.
         decode_steps: of a turn.
         chunk_tokens: of the prompt whose prefill is timed.
         prompt_lengths: of the requests that are served.
@@ -32,6 +36,7 @@ class Sizes:
     calls: int = 200
     turns: int = 5
     context: int = 512
+    decode_batch: int = 32
     decode_steps: int = 24
     chunk_tokens: int = 1024
     prompt_lengths: tuple[int, ...] = (20, 30, 50, 80, 120, 200, 500, 1000) * 2

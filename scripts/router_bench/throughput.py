@@ -1,4 +1,4 @@
-"""How fast an engine runs a prompt, or 32 requests that decode, with each router at each share, router included.
+"""How fast an engine runs a prompt, or requests that decode, with each router at each share, router included.
 
 Every token runs in every step, on mixed forwards. The high path is bfloat16, as it is served. All systems take
 turns, so that drift of the machine hits all alike.
@@ -18,9 +18,10 @@ from tokenrouter.executors import build_pool
 from tokenrouter.routers import AllLowRouter, LayerwiseRouter, RandomRouter, Router
 from tokenrouter.telemetry import Spread, spread
 from tokenrouter.types import Phase
+from tokenrouter.wording import counted
 
 from .asking import decided, logit_signals, shown
-from .cost import DECODE_BATCH, some_ids, spread_prompts
+from .cost import some_ids, spread_prompts
 from .routings import num_high_layers
 from .setup import Bench
 
@@ -30,7 +31,7 @@ UNSERVED = {"oracle": "random"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speeds:
-    """Prefill of one prompt, or decode of 32 requests, by router.
+    """Prefill of one prompt, or decode of several requests, by router.
 
     Attributes:
         all_high_tok_s: tokens per second of all_high.
@@ -66,7 +67,7 @@ class Speeds:
 def measure_speeds(
     bench: Bench, layers: Sequence[int], phase: Phase, dtype: str = "bfloat16"
 ) -> Speeds:
-    """Runs a prompt of the first text, or 32 requests behind prompts of it, on an engine per router and share.
+    """Runs a prompt of the first text, or several requests behind prompts of it, on an engine per router and share.
 
     Thresholds are set on that text. What is generated may have another share of high work, which is counted.
 
@@ -91,9 +92,14 @@ def measure_speeds(
         runs, title = timing.prefill_runs(llms, ids), f"prefill of {num_tokens} tokens"
         seconds = timing.take_turns(runs, sizes.turns, title=title)
     else:
-        prompts, num_tokens = spread_prompts(ids, sizes.context), DECODE_BATCH
+        num_tokens = sizes.decode_batch
+        prompts = spread_prompts(ids, sizes.context, num_tokens)
         seconds = timing.decode_turns(
-            llms, prompts, sizes.turns, num_steps=sizes.decode_steps, title="decode of 32 requests"
+            llms,
+            prompts,
+            sizes.turns,
+            num_steps=sizes.decode_steps,
+            title=f"decode of {counted(num_tokens, 'request')}",
         )
     high_s = seconds["all_high"]
     times: dict[str, list[tuple[float, Sequence[float]]]] = {}

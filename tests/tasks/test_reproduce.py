@@ -86,6 +86,40 @@ def test_runs_that_others_look_into_come_first(tmp_path: Path) -> None:
         reproduce.plan(reproduce.read_spec(path), tmp_path / "runs", quick=True)
 
 
+def test_questions_are_asked_where_they_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guards against a table that cannot be made without data sets, and columns that are left out without a word."""
+    path = tmp_path / "asking" / "table.yaml"
+    path.parent.mkdir()
+    asking = (
+        "title: Asking\nquestion: Right?\ncolumns: [{title: copa, key: tasks.copa.acc_frac}]\n"
+        'tasks: {quick: ["evaluation.tasks=[copa]"]}\n'
+    )
+    path.write_text(asking)
+    spec = reproduce.read_spec(path)
+    monkeypatch.setenv("TOKENROUTER_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(reproduce, "find_spec", lambda _: object())
+    assert reproduce._has_questions([spec]) and not capsys.readouterr().out
+    for name, missing in (("find_spec", "lm-eval"), ("os.environ", "TOKENROUTER_DATA_DIR")):
+        with monkeypatch.context() as context:
+            if name == "find_spec":
+                context.setattr(reproduce, "find_spec", lambda _: None)
+            else:
+                context.delenv("TOKENROUTER_DATA_DIR")
+            assert not reproduce._has_questions([spec])
+        out = capsys.readouterr().out
+        assert missing in out and "asking" in out and len(out.splitlines()) == 1
+    for with_tasks, expected in ((True, "evaluation.tasks=[copa]"), (False, "seed=0")):
+        (jobs,) = spec.jobs(quick=True, with_tasks=with_tasks).values()
+        assert jobs[0][0] == expected
+    (jobs,) = spec.jobs(quick=False, with_tasks=True).values()
+    assert jobs == [["seed=0"], ["seed=1"], ["seed=2"]]
+    path.write_text(asking.replace("quick:", "short:"))
+    with pytest.raises(ValueError, match=r"there is no tasks\.short; there are: full, quick"):
+        reproduce.read_spec(path)
+
+
 def test_what_does_not_count_in_a_hash_and_what_does() -> None:
     """Guards against runs that are never found again, and against another's results."""
     plain = reproduce.hash_of(["router=rule"])
@@ -110,7 +144,7 @@ def test_every_table_here_composes_in_both_forms() -> None:
         }
         for quick, runs in ((True, near), (False, {first: spec.runs[first]})):
             some = replace(spec, repeats=1, runs=runs)
-            made = reproduce.plan(some, Path("runs"), quick=quick).in_order()
+            made = reproduce.plan(some, Path("runs"), quick=quick, with_tasks=True).in_order()
             folders = {work.folder for work in made}
             assert len(folders) == len(made), "two cells of a grid are one run"
 

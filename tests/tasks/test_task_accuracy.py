@@ -78,6 +78,14 @@ def test_metrics_hold_accuracy_and_its_drop(run: Path) -> None:
     assert keys == expected | {f"svamp.{name}" for name in OF_TEXTS}
     assert tasks["copa"]["n"] == 6 and tasks["svamp"]["n"] == 4
     assert list(systems) == ["all_high", "all_low", "request_level", "rule"]
+    rows = json.loads((run / "systems.json").read_text())["rows"]
+    for row in rows:
+        own = systems["all_high" if row["name"] == "static_batch" else row["name"]]["results"]
+        for task in ("copa", "svamp"):
+            assert row[f"tasks.{task}.acc_frac"] == own[task]["acc_frac"]
+            assert 0 <= row[f"tasks.{task}.acc_stderr_frac"] < 0.5
+    chosen = next(row for row in rows if row["chosen"])
+    assert chosen["tasks.copa.acc_frac"] == tasks["copa"]["acc_frac"]
     assert systems["all_high"]["high_frac"] == 1.0 and systems["all_low"]["high_frac"] == 0.0
     assert 0.0 < systems["rule"]["high_frac"] < 1.0
     for name, task in tasks.items():

@@ -47,6 +47,10 @@ def test_every_system_is_asked(tmp_path: Path) -> None:
     assert list(section) == ["passkey", "key_value"]
     assert all(set(task) == set(KEYS) for task in section.values())
     assert section["passkey"]["n"] == 4
+    systems = json.loads((run / "systems.json").read_text())["rows"]
+    (chosen,) = (system for system in systems if system["chosen"])
+    assert chosen["retrieval.passkey.exact_frac"] == section["passkey"]["exact_frac"]
+    assert all("retrieval.key_value.exact_frac" in system for system in systems)
     body = (ROOT / "docs" / "metrics.md").read_text().split("## `quality`")[1].split("\n## ")[0]
     assert all(f"`{name}`" in body for name in ("retrieval", "passkey", "key_value", *KEYS))
     table = (run / "table.md").read_text()

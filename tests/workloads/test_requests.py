@@ -32,6 +32,19 @@ def test_lengths_are_exact_and_outputs_within_range() -> None:
     assert len({spec.params.max_tokens for spec in specs}) > 4
 
 
+def test_a_scale_is_of_prompts_and_outputs() -> None:
+    """Guards against a shorter form whose prompts or outputs are as long as before, or empty."""
+    full, quarter, least = (
+        _mix(length_scale=scale).requests(_encode, range(5000)) for scale in (1.0, 0.25, 1e-3)
+    )
+    for specs, scale in ((quarter, 0.25), (least, 1e-3)):
+        for was, spec in zip(full, specs, strict=True):
+            assert len(spec.prompt_ids) == max(1, round(scale * len(was.prompt_ids)))
+    assert {spec.params.max_tokens for spec in least} == {1}
+    assert max(spec.max_output_tokens for spec in quarter) <= 32
+    assert quarter[-1].prompt_ids[-1] in range(5000)
+
+
 def test_every_system_gets_the_same_work() -> None:
     specs = _mix().requests(_encode, range(5000))
     assert specs == _mix().requests(_encode, range(5000))
@@ -55,7 +68,13 @@ def test_short_text_is_refused_with_the_lengths() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"prompt_lengths": []}, {"prompt_lengths": [0]}, {"output_min": 0}, {"output_max": 7}],
+    [
+        {"prompt_lengths": []},
+        {"prompt_lengths": [0]},
+        {"output_min": 0},
+        {"output_max": 7},
+        {"length_scale": 0.0},
+    ],
 )
 def test_impossible_lengths_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="workload"):

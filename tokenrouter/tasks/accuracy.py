@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from tokenrouter.evaluation.harness.results import (
     SystemTasks,
     TaskRow,
+    accuracy_by_system,
     accuracy_table,
     mix_tasks,
     task_rows,
@@ -120,6 +121,7 @@ def report(folder: RunFolder, measured: Mapping[str, SystemTasks], systems: Syst
         tables=(accuracy_table(rows, systems.chosen),) if rows else (),
         notes=(*notes, *_other_notes(measured)),
         section=tasks_section(rows, systems.chosen, measured[systems.chosen].results),
+        by_system=accuracy_by_system(rows),
     )
 
 

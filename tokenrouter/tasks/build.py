@@ -1,6 +1,7 @@
 """From a composed config to the library's objects."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,9 +29,31 @@ def tiny(name: str, dtype: str = "float32") -> LoadedModel:
     return tiny_random(name, dtype=dtype)
 
 
+_kept: dict[str, LoadedModel] | None = None
+"""By its config, inside ``models_kept`` the model that was loaded last; None outside."""
+
+
+@contextmanager
+def models_kept() -> Iterator[None]:
+    """Inside, a model that was loaded last is not loaded again: for a process that runs jobs of one after the other."""
+    global _kept
+    _kept = {}
+    try:
+        yield
+    finally:
+        _kept = None
+
+
 def load(cfg: DictConfig, dtype: str) -> LoadedModel:
     """The model of conf/model, in ``dtype``."""
+    key = f"{OmegaConf.to_yaml(cfg.model, resolve=True)} {dtype}"
+    if _kept and key in _kept:
+        return _kept[key]
+    if _kept:
+        _kept.clear()
     model: LoadedModel = instantiate(cfg.model, dtype=dtype)
+    if _kept is not None:
+        _kept[key] = model
     return model
 
 

@@ -12,9 +12,11 @@ class Part(NamedTuple):
         tables: markdown, as ``evaluation.tables.markdown`` makes it.
         notes: one line each.
         section: of the run's system.
+        by_system: numbers that join each system's row of systems.json, by names that begin with the part's.
     """
 
     name: str
     tables: tuple[str, ...]
     notes: tuple[str, ...]
     section: Mapping[str, Any]
+    by_system: Mapping[str, Mapping[str, float]]

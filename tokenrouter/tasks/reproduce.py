@@ -6,13 +6,14 @@ tables that need the same run share it.
 
 import argparse
 import json
+import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -21,12 +22,15 @@ from tokenrouter.evaluation.paper import Run, TableSpec, build_table, read_run, 
 from tokenrouter.evaluation.paper.runs import is_finished
 from tokenrouter.evaluation.paper.write import RESULTS, write_page, write_table
 from tokenrouter.tasks.finished import config_hash
+from tokenrouter.tasks.worker import Worker
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = ROOT / "experiments"
 RUN = "run"
 """``@run`` in an override: the folder of the run itself."""
 UNTRACKED = "logger=none"
+DATA_DIR = "TOKENROUTER_DATA_DIR"
+"""Read by conf/paths."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = args.tables or known
     try:
         specs = [read_spec(TABLES / name / "table.yaml") for name in names]
-        planned = {spec.name: plan(spec, args.runs, quick=args.quick) for spec in specs}
+        with_tasks = _has_questions(specs)
+        planned = {
+            spec.name: plan(spec, args.runs, quick=args.quick, with_tasks=with_tasks)
+            for spec in specs
+        }
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -98,13 +106,14 @@ def table_names(folder: Path) -> list[str]:
     return sorted(path.parent.name for path in folder.glob("*/table.yaml"))
 
 
-def plan(spec: TableSpec, runs: Path, *, quick: bool) -> Plan:
+def plan(spec: TableSpec, runs: Path, *, quick: bool, with_tasks: bool = False) -> Plan:
     """What a table needs to be run.
 
     Args:
         spec: the table.
         runs: folder of all run folders.
         quick: the short form.
+        with_tasks: ask lm-eval's questions, where the table has some.
 
     Raises:
         ValueError: overrides that do not compose, or name a run that is not prepared before.
@@ -123,9 +132,27 @@ def plan(spec: TableSpec, runs: Path, *, quick: bool) -> Plan:
         folders[name] = prepared[-1].folder
     rows = {
         labels: [work(" ".join(labels), own) for own in repeats]
-        for labels, repeats in spec.jobs(quick=quick).items()
+        for labels, repeats in spec.jobs(quick=quick, with_tasks=with_tasks).items()
     }
     return Plan(prepared=prepared, rows=rows)
+
+
+def _has_questions(specs: Sequence[TableSpec]) -> bool:
+    """Whether lm-eval and its questions are there; says what is missing where tables ask for them."""
+    missing = [
+        what
+        for what, is_there in (
+            ("lm-eval (pip install -e '.[lm-eval]')", find_spec("lm_eval") is not None),
+            ("a folder of local data sets (TOKENROUTER_DATA_DIR)", bool(os.environ.get(DATA_DIR))),
+        )
+        if not is_there
+    ]
+    asking = [spec.name for spec in specs if spec.tasks]
+    if asking and missing:
+        print(
+            f"without the columns of tasks, which need {' and '.join(missing)}: {', '.join(asking)}"
+        )
+    return not missing
 
 
 def _with_folders(override: str, folders: Mapping[str, Path]) -> str:
@@ -158,7 +185,7 @@ def hash_of(overrides: Sequence[str]) -> str:
 
 
 def run_all(work: Iterable[Work]) -> bool:
-    """Runs what has not ended well yet, each in a process of its own; whether any failed.
+    """Runs what has not ended well yet, one after the other in a process beside this one; whether any failed.
 
     A failed one leaves its status.json and log; the others go on.
     """
@@ -166,18 +193,19 @@ def run_all(work: Iterable[Work]) -> bool:
     missing = [each for each in wanted if not is_finished(each.folder)]
     print(f"{len(wanted)} runs, {len(wanted) - len(missing)} of them done before", flush=True)
     failed = False
-    for index, each in enumerate(missing):
-        started = time.perf_counter()
-        returncode = _run(each)
-        took = f"{time.perf_counter() - started:.0f} s"
-        print(f"[{index + 1}/{len(missing)}] {each.name}: {took}", flush=True)
-        if returncode:
-            failed = True
-            print(
-                f"  failed (exit code {returncode}): {_reason(each.folder)}; see {_log(each.folder)}",
-                file=sys.stderr,
-                flush=True,
-            )
+    with Worker() as worker:
+        for index, each in enumerate(missing):
+            started = time.perf_counter()
+            returncode = _run(each, worker)
+            took = f"{time.perf_counter() - started:.0f} s"
+            print(f"[{index + 1}/{len(missing)}] {each.name}: {took}", flush=True)
+            if returncode:
+                failed = True
+                print(
+                    f"  failed (exit code {returncode}): {_reason(each.folder)}; see {_log(each.folder)}",
+                    file=sys.stderr,
+                    flush=True,
+                )
     return failed
 
 
@@ -194,20 +222,11 @@ def write(
     return write_table(table, folder, command=command, is_quick=is_quick)
 
 
-def _run(work: Work) -> int:
+def _run(work: Work, worker: Worker) -> int:
     """Exit code of one run; what an unfinished one left is removed first."""
     shutil.rmtree(work.folder, ignore_errors=True)
     work.folder.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "run.py", *work.overrides, UNTRACKED]
-    with _log(work.folder).open("w") as log:
-        done = subprocess.run(
-            [*command, f"hydra.run.dir={work.folder.resolve()}"],
-            cwd=ROOT,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-    return done.returncode
+    return worker.run([*work.overrides, UNTRACKED], work.folder, _log(work.folder))
 
 
 def _log(folder: Path) -> Path:

@@ -18,6 +18,7 @@ from tokenrouter.evaluation.retrieval.measure import (
 from tokenrouter.evaluation.retrieval.results import (
     RetrievalRow,
     mix_answers,
+    retrieval_by_system,
     retrieval_rows,
     retrieval_section,
     retrieval_table,
@@ -148,4 +149,5 @@ def report(
         tables=(retrieval_table(rows, chosen),),
         notes=tuple(notes),
         section=retrieval_section(rows, chosen),
+        by_system=retrieval_by_system(rows),
     )

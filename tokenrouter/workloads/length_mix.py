@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenrouter.checks import check_count, check_integer
+from tokenrouter.checks import check_count, check_integer, check_size
 from tokenrouter.workloads.base import (
     Encode,
     RequestSet,
@@ -24,22 +24,24 @@ class LengthMix(Workload):
 
     A prompt is one of our own prompts followed by a passage of the text, cut to length. So short
     prompts differ in kind (prose, code, numbers, languages) and long ones are mostly text. Lengths
-    that are listed are never clipped: the engine refuses those that the model cannot take.
+    that are listed are scaled, and never clipped: the engine refuses those that the model cannot take.
 
     Args:
         prompt_lengths: tokens per prompt, one request each.
         output_min, output_max: outputs are drawn uniformly from this range, both ends included.
+        length_scale: prompt and output lengths are multiplied by it and rounded, to 1 token at least.
         seed: of that draw, of the passages and of the order of priorities.
         priorities: of the requests, dealt in equal parts; None: all have 0.
 
     Raises:
-        ValueError: no lengths, one that is no count of at least 1, a range of outputs that is empty, or a seed or
-            priority that is no integer.
+        ValueError: no lengths, one that is no count of at least 1, a range of outputs that is empty, a scale
+            that is no positive number, or a seed or priority that is no integer.
     """
 
     prompt_lengths: Sequence[int]
     output_min: int
     output_max: int
+    length_scale: float = 1.0
     seed: int = 0
     priorities: Sequence[int] | None = None
 
@@ -52,6 +54,7 @@ class LengthMix(Workload):
         for length in lengths:
             check_count("a length in workload.prompt_lengths", length, 1)
         check_range("workload.output", self.output_min, self.output_max)
+        check_size("workload.length_scale", self.length_scale)
         check_integer("workload.seed", self.seed)
         check_priorities(self.priorities)
 
@@ -63,7 +66,8 @@ class LengthMix(Workload):
         Raises:
             ValueError: the text is shorter than the longest prompt.
         """
-        longest = max(self.prompt_lengths)
+        lengths = [self._scaled(length) for length in self.prompt_lengths]
+        longest = max(lengths)
         if len(text_ids) < longest:
             raise ValueError(
                 f"a prompt of {longest} tokens needs a longer text; this one has {len(text_ids)}: "
@@ -71,13 +75,14 @@ class LengthMix(Workload):
             )
         draw = random.Random(self.seed)
         specs = []
-        priorities = deal(self.priorities, len(self.prompt_lengths), seed=self.seed)
-        for index, (length, priority) in enumerate(
-            zip(self.prompt_lengths, priorities, strict=True)
-        ):
+        priorities = deal(self.priorities, len(lengths), seed=self.seed)
+        for index, (length, priority) in enumerate(zip(lengths, priorities, strict=True)):
             start = draw.randrange(len(text_ids) - length + 1)
             opening = encode(DEFAULT_PROMPTS[index % len(DEFAULT_PROMPTS)])
             prompt_ids = (*opening, *text_ids[start : start + length])[:length]
-            params = greedy(draw.randint(self.output_min, self.output_max))
+            params = greedy(self._scaled(draw.randint(self.output_min, self.output_max)))
             specs.append(RequestSpec(prompt_ids=prompt_ids, params=params, priority=priority))
         return RequestSet(requests=tuple(specs))
+
+    def _scaled(self, length: int) -> int:
+        return max(1, round(self.length_scale * length))

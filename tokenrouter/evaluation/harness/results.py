@@ -150,6 +150,17 @@ def _row(
     return TaskRow(**row)
 
 
+def accuracy_by_system(rows: Sequence[TaskRow]) -> dict[str, dict[str, float]]:
+    """By system, ``tasks.<task>.acc_frac`` and its standard error where one is known, of rows of ``task_rows``."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        own = found.setdefault(row.system, {})
+        own[f"tasks.{row.task}.acc_frac"] = row.acc_frac
+        if row.acc_stderr_pp is not None:
+            own[f"tasks.{row.task}.acc_stderr_frac"] = row.acc_stderr_pp / 100
+    return found
+
+
 def accuracy_table(rows: Sequence[TaskRow], chosen: str) -> str:
     """The rows for reading, the run's in bold; empty without rows."""
     titles = (

@@ -72,6 +72,8 @@ class TableSpec:
         prepared: runs that the table's own look into, by name, each before those that name it: their overrides in both
             forms, in the short one and in the long one. ``@name`` in an override is the folder of that run, ``@run``
             that of the run itself.
+        tasks: overrides that all runs get beside the others, ``quick`` and ``full``, where lm-eval and its questions
+            are there; where not, columns that nothing was measured of are left out.
     """
 
     name: str
@@ -88,6 +90,7 @@ class TableSpec:
     repeats: int = 3
     baseline: str = BASELINE
     prepared: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
+    tasks: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def row_labels(self) -> tuple[str, ...]:
@@ -96,13 +99,18 @@ class TableSpec:
             return tuple(self.labels)
         return (*self.labels, SYSTEM)
 
-    def jobs(self, *, quick: bool) -> dict[tuple[str, ...], list[list[str]]]:
+    def jobs(
+        self, *, quick: bool, with_tasks: bool = False
+    ) -> dict[tuple[str, ...], list[list[str]]]:
         """Overrides of every run by its labels: one list per repeat.
 
         Args:
             quick: the short form, without repeats.
+            with_tasks: ask lm-eval's questions, too.
         """
-        form = self._form(self.quick, self.full, quick=quick)
+        form = list(self._form(self.quick, self.full, quick=quick))
+        if with_tasks:
+            form += self._form(self.tasks.get("quick", []), self.tasks.get("full", []), quick=quick)
         seeds = range(1 if quick else self.repeats)
         return {
             labels: [[*own, *form, f"seed={seed}"] for seed in seeds]
@@ -218,6 +226,7 @@ def _check(path: Path, spec: TableSpec) -> None:
             )
     for name, own in spec.prepared.items():
         _refuse_unknown(path, f"prepared.{name}", own, {"base", "quick", "full"})
+    _refuse_unknown(path, "tasks", spec.tasks, {"quick", "full"})
     titles = [column.title for column in spec.columns]
     if len(set(titles)) < len(titles):
         raise ValueError(f"{path}: two columns have one title")

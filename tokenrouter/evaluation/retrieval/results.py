@@ -136,6 +136,15 @@ def retrieval_table(rows: Sequence[RetrievalRow], chosen: str) -> str:
     )
 
 
+def retrieval_by_system(rows: Sequence[RetrievalRow]) -> dict[str, dict[str, float]]:
+    """By system, ``retrieval.<task>.exact_frac`` over all lengths and depths, of rows of ``retrieval_rows``."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if row.length_tokens is None and row.depth_frac is None:
+            found.setdefault(row.system, {})[f"retrieval.{row.task}.exact_frac"] = row.exact_frac
+    return found
+
+
 def retrieval_section(rows: Sequence[RetrievalRow], chosen: str) -> dict[str, dict[str, Any]]:
     """By task, for metrics.json: the run's exact answers, how they stand beside all_high's, by length and by depth.
 
