@@ -44,16 +44,15 @@ FEATURES = (
     feature(
         "precision",
         "low_path",
-        "low products: `executor=int8`, `int8_shared`, `int8_smooth`, `int4`",
+        "int8 products: `executor=int8`, `int8_shared`, `int8_smooth`",
         int8=routed(pool="int8"),
         int8_shared=routed(pool="int8_shared"),
         int8_smooth=routed(pool="int8_smooth"),
-        int4=routed(pool="int4"),
     ),
     feature(
         "precision",
         "lm_head",
-        "low head of low tokens: `executor.lm_head=low`",
+        "int8 head of low tokens: `executor.lm_head=low`",
         low=Setting(options={"pool.lm_head": "low"}, two_paths=True),
     ),
     feature(

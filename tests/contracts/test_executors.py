@@ -49,12 +49,14 @@ def pool(name: str, which: str) -> ExecutorPool:
 
 
 def paths() -> list[tuple[str, str]]:
-    """Every config with its paths: high, and low where it has one."""
-    return [
-        (name, path)
-        for name in NAMES
-        for path in (("high", "low") if spec(name).low is not None else ("high",))
-    ]
+    """Every path of every config; one that several have, such as the plain high one, once."""
+    found: dict[str, tuple[str, str]] = {}
+    for name in ("full", *NAMES):
+        made = spec(name)
+        for path, factory in (("high", made.high), ("low", made.low)):
+            if factory is not None:
+                found.setdefault(repr(factory), (name, path))
+    return list(found.values())
 
 
 every_path = pytest.mark.parametrize(

@@ -38,8 +38,13 @@ def made(
     return int8, packed
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
-@pytest.mark.parametrize("width", [1, 15, 16, 17, 48, 97, 192])
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        *((name, width) for name in PRODUCTS[:3] for width in (1, 15, 16, 17, 48, 97, 192)),
+        *(("int4_matmul", width) for width in (1, 17, 97)),  # int8, once they are expanded
+    ],
+)
 @pytest.mark.parametrize(("num_rows", "num_in"), [(1, 51), (19, 64), (33, 130)])
 def test_equals_the_formula(
     typed: Typed, name: str, width: int, num_rows: int, num_in: int
