@@ -68,7 +68,7 @@ def test_implementations_compute_the_same_on_every_copy() -> None:
             for call in (calls[0], calls[-1]):
                 found = result_of(case, call).view(expected.shape)
                 error = (found - expected).abs().max() / expected.abs().max()
-                assert error < 0.02, (case.operator, case.size, name, error)
+                assert error < 0.03, (case.operator, case.size, name, error)
 
 
 def test_attention_received_is_written_by_each_implementation() -> None:
@@ -188,6 +188,8 @@ def test_work_of_known_operators() -> None:
     assert (dense.bf16_ops, dense.int8_ops) == (2 * 32 * 64 * 192, 0)
     low = found["int8_matmul", "qkv 64 to 128, 1 rows"]
     assert low.read_bytes == 128 * 64 + 64 and low.int8_ops == 2 * 128 * 64
+    four = found["int4_matmul", "qkv 64 to 128, 1 rows"]
+    assert four.read_bytes == 128 * 64 * 9 // 16 + 64 and four.int8_ops == 2 * 128 * 64
     shared = found["routed_matmul", "out 64 to 64, 3 of 32 rows high, shared"]
     assert shared.read_bytes == 64 * 64 + 3 * 2 * 64 + 29 * 64
     assert (shared.bf16_ops, shared.int8_ops) == (2 * 3 * 64 * 64, 2 * 29 * 64 * 64)

@@ -14,7 +14,7 @@ from tokenrouter.kernels import KernelSet, LayerTail, Norm, PackedWeights, Produ
 
 from .attention import make_batch
 from .case import NATIVE, Case
-from .products import pack_copies, size_label, variants_of
+from .products import pack_copies, size_label, variants_of, weight_bytes_of
 from .roofline import Work
 from .shapes import Linear, Shapes, Sizes
 
@@ -140,10 +140,10 @@ def _work(
 ) -> Work:
     """Weights once, bf16 rows once, the bf16 result of ``width`` features once; what lies between stays in a cache."""
     num_weights = sum(linear.num_weights for linear in linears)
-    weight_bytes = num_weights * (2 if product is Product.DENSE else 1)
+    weight_bytes = weight_bytes_of(product, num_weights)
     rows_bytes = 2 * num_rows * linears[0].num_inputs
     written_bytes, ops = 2 * num_rows * width, 2 * num_rows * num_weights
-    int8 = product is Product.INT8
+    int8 = product.quantizes_rows
     return Work(
         read_bytes=weight_bytes + rows_bytes,
         written_bytes=written_bytes,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenrouter.kernels import KernelSet, PackedWeights, QuantizedRows, huge_pages
+from tokenrouter.kernels import KernelSet, PackedWeights, Product, QuantizedRows, huge_pages
 from tokenrouter.kernels.int8_matmul.reference import PackedInt8, quantize_weight
 from tokenrouter.kernels.silu_mul.reference import silu_mul
 
@@ -51,7 +51,8 @@ def product_cases(
     backends: Sequence[KernelSet], shapes: Shapes, sizes: Sizes, *, cached: bool
 ) -> Iterator[Case]:
     """The four linears of a layer (gate_up is the gated product) and lm_head, in every format."""
-    for operator in ("matmul", "int8_matmul", "int8_weight_matmul"):
+    for product in Product:
+        operator = product.value
         for linear in (*shapes.linears, shapes.lm_head):
             copies = 1 if cached else shapes.copies(linear)
             variants = variants_of(operator, backends)
@@ -61,7 +62,7 @@ def product_cases(
                 yield Case(
                     operator=operator,
                     size=size_label(linear, f"{num_rows} rows"),
-                    work=_work(operator, linear, num_rows, copies),
+                    work=_work(product, linear, num_rows, copies),
                     calls={
                         name: [partial(variants[name].run, inputs, p) for p in each]
                         for name, each in packed.items()
@@ -75,6 +76,8 @@ def variants_of(operator: str, backends: Sequence[KernelSet]) -> dict[str, Varia
         return {k.name: _dense(k) for k in backends}
     if operator == "int8_weight_matmul":
         return {k.name: _int8_weight(k) for k in backends} | {LIBRARY: _INT8PACK}
+    if operator == "int4_matmul":
+        return {k.name: _int4(k) for k in backends}
     found = {k.name: _int8(k) for k in backends}
     return found | ({LIBRARY: _ONEDNN} if torch.backends.mkldnn.is_available() else {})
 
@@ -108,13 +111,24 @@ def size_label(linear: Linear, rows: str) -> str:
     return f"{linear.name} {linear.num_inputs} to {linear.num_outputs}, {rows}"
 
 
-def _work(operator: str, linear: Linear, num_rows: int, copies: int) -> Work:
-    """Weights once, rows once, the bf16 result once; scales are too few to count.
+def weight_bytes_of(product: Product, num_weights: int) -> int:
+    """What ``num_weights`` take, with steps and offsets of groups; scales of output channels are too few to count."""
+    match product.weight_format:
+        case "dense":
+            return 2 * num_weights
+        case "int8":
+            return num_weights
+        case "int4":
+            return num_weights * 9 // 16
 
-    Full-precision rows by int8 weights count at the bf16 rate.
+
+def _work(product: Product, linear: Linear, num_rows: int, copies: int) -> Work:
+    """Weights once, rows once, the bf16 result once.
+
+    Full-precision rows by int8 weights count at the bf16 rate, 4-bit weights at the int8 rate: they are multiplied so.
     """
-    int8 = operator == "int8_matmul"
-    weight_bytes = linear.num_weights * (2 if operator == "matmul" else 1)
+    int8 = product.quantizes_rows
+    weight_bytes = weight_bytes_of(product, linear.num_weights)
     rows_bytes = num_rows * linear.num_inputs * (1 if int8 else 2)
     written_bytes, ops = num_rows * linear.width * 2, 2 * num_rows * linear.num_weights
     return Work(
@@ -142,6 +156,13 @@ def _int8(kernels: KernelSet) -> Variant:
     return Variant(
         pack=lambda weight_NK, gated: kernels.pack_int8(weight_NK, None, gated=gated),
         run=lambda i, packed: kernels.int8_matmul(i.rows, packed, out=_out(kernels, i)),
+    )
+
+
+def _int4(kernels: KernelSet) -> Variant:
+    return Variant(
+        pack=lambda weight_NK, gated: kernels.pack_int4(weight_NK, None, gated=gated),
+        run=lambda i, packed: kernels.int4_matmul(i.rows, packed, out=_out(kernels, i)),
     )
 
 

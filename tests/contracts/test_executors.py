@@ -49,12 +49,14 @@ def pool(name: str, which: str) -> ExecutorPool:
 
 
 def paths() -> list[tuple[str, str]]:
-    """Every config with its paths: high, and low where it has one."""
-    return [
-        (name, path)
-        for name in NAMES
-        for path in (("high", "low") if spec(name).low is not None else ("high",))
-    ]
+    """Every path of every config; one that several have, such as the plain high one, once."""
+    found: dict[str, tuple[str, str]] = {}
+    for name in ("full", *NAMES):
+        made = spec(name)
+        for path, factory in (("high", made.high), ("low", made.low)):
+            if factory is not None:
+                found.setdefault(repr(factory), (name, path))
+    return list(found.values())
 
 
 every_path = pytest.mark.parametrize(
@@ -230,6 +232,7 @@ def test_no_tokens(name: str, path: str, which: str) -> None:
 def test_is_the_same_layer_as_the_high_path(name: str, path: str, which: str) -> None:
     """A path that computes another layer's weights, or drops a bias or a head norm."""
     low, high = probe(name, path, which), probe("full", "high", which)
+    least = 0.98 if low.executor.name == "int4" else 0.99  # 4 bits lose 8 % in each linear
     for one in (low, high):
         one.hidden_TE[20:40] *= 1e-3  # here the norm's eps decides
     for method, layer, rows in product(METHODS, (0, -1), (slice(0, 20), slice(20, 40))):
@@ -239,7 +242,7 @@ def test_is_the_same_layer_as_the_high_path(name: str, path: str, which: str) ->
         theirs = high.run(method, rows, number).float() - base_TE
         similarity = torch.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0)
         ratio = ours.norm() / theirs.norm()
-        assert similarity > 0.99 and 0.97 < ratio < 1.03, f"{method} of layer {number}"
+        assert similarity > least and 0.97 < ratio < 1.03, f"{method} of layer {number}"
 
 
 @every_path

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels.attack_arguments import DTYPES, Arguments
+from tokenrouter.executors.packing import packer
 from tokenrouter.kernels import (
     AttentionPlan,
     BinRows,
@@ -66,6 +67,8 @@ class Attacker(Arguments):
         both = self.tensor(num_rows + len(low.q_TK), num_out, dtype=dtype)
         x = self.tensor(num_rows, num_in, dtype=torch.bfloat16)
         kernels.routed_matmul(x, high, low, int8, out=both, **options)
+        int4 = kernels.pack_int4(weight, bias)
+        kernels.int4_matmul(self.rows(num_rows, num_in, dtype), int4, out=out, **options)
         if num_out % 2 == 0:
             gated = kernels.pack_int8(weight, bias, gated=True)
             out = self.tensor(num_rows, num_out // 2, dtype=dtype)
@@ -102,8 +105,9 @@ class Attacker(Arguments):
         """Mostly of the format that ``product`` takes; dense ones are bfloat16: float32 ones are torch's own."""
         weight = torch.randn(num_out * (2 if gated else 1), num_in).bfloat16()
         bias = torch.randn(len(weight)) if self.size() < 8 else None
-        dense = (product is Product.DENSE) != self.rarely()
-        return (kernels.pack_matmul if dense else kernels.pack_int8)(weight, bias, gated=gated)
+        if self.rarely():
+            product = self._random.choice(list(Product))
+        return packer(kernels, product)(weight, bias, gated=gated)
 
     def linear(self, kernels: NativeKernels) -> None:
         num_rows, num_out, num_in, dtype = self.size(), self.size(), self.size(), self.choice()

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 from tests.kernels.conftest import Typed
 from tests.kernels.test_router_mlp import TABLE, TOKENS
+from tokenrouter.executors.packing import packer
 from tokenrouter.kernels import (
     Cut,
     KernelSet,
@@ -42,16 +43,15 @@ def multiply(
     kernels: KernelSet, product: Product, x_TK: torch.Tensor, packed: Any, **options: Any
 ) -> torch.Tensor:
     """The bare operator of ``product``."""
-    if product is Product.INT8:
+    operator = getattr(kernels, product.value)
+    if product.quantizes_rows:
         rows = int8_rows(x_TK.shape[0], x_TK.shape[1], x_TK.dtype)
-        return kernels.int8_matmul(rows, packed, **options)
-    operator = kernels.matmul if product is Product.DENSE else kernels.int8_weight_matmul
+        return operator(rows, packed, **options)
     return operator(x_TK, packed, **options)
 
 
 def pack(kernels: KernelSet, product: Product, weight_NK: torch.Tensor) -> Any:
-    pack_it = kernels.pack_matmul if product is Product.DENSE else kernels.pack_int8
-    return pack_it(weight_NK, None)
+    return packer(kernels, product)(weight_NK, None)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -79,13 +79,13 @@ def test_weights_of_another_format(
 ) -> None:
     """Int8 weights read as bfloat16 ones, an AttributeError about a handle, or numbers without their scales."""
     weight_NK, x_TK = torch.ones(4, 64, dtype=dtype), torch.ones(3, 64, dtype=dtype)
-    other = Product.INT8 if product is Product.DENSE else Product.DENSE
-    wrong = [pack(either, other, weight_NK)]
+    others = [p for p in Product if p.weight_format != product.weight_format]
+    wrong = [pack(either, other, weight_NK) for other in others]
     stranger: KernelSet = native if either.name == "reference" else ReferenceKernels()
     torchs = product is Product.DENSE and (either is native or dtype == torch.float32)
     if not torchs:  # those native multiplies too
         wrong.append(pack(stranger, product, weight_NK))
-    wrong.append(pack(stranger, other, weight_NK))
+    wrong.append(pack(stranger, others[0], weight_NK))
     rows, int8 = int8_rows(2, 64, dtype), either.pack_int8(weight_NK, None)
     out_TN = torch.full((5, 4), 7.0, dtype=dtype)
     for packed in wrong:
@@ -96,8 +96,9 @@ def test_weights_of_another_format(
         if product is Product.INT8:
             with pytest.raises(ValueError, match=r"int8_matmul was given .* weights: pack them"):
                 either.routed_matmul(x_TK, int8, rows, packed, out=out_TN)
-    with pytest.raises(ValueError, match=r"was given .* weights: pack them"):
-        either.routed_matmul(x_TK, pack(stranger, Product.INT8, weight_NK), rows, int8, out=out_TN)
+    for high in (pack(stranger, Product.INT8, weight_NK), either.pack_int4(weight_NK, None)):
+        with pytest.raises(ValueError, match=r"was given .* weights: pack them"):
+            either.routed_matmul(x_TK, high, rows, int8, out=out_TN)
     assert (out_TN == 7).all()
 
 
@@ -114,6 +115,8 @@ def test_the_widest_int8_product(kernels: KernelSet, sign: int) -> None:
     assert_close(result_TN, torch.full((2, 1), sign * 127.0 * width), rtol=1e-6, atol=0)
     with pytest.raises(ValueError, match=r"133145 inputs.*at most 133144: use pack_matmul"):
         kernels.pack_int8(torch.ones(1, width + 1), None)
+    with pytest.raises(ValueError, match=r"133145 inputs.*at most 133144: use pack_matmul"):
+        kernels.pack_int4(torch.ones(1, width + 1), None)
 
 
 def norm(shape: tuple[int, ...], width: int) -> Callable[[KernelSet, torch.dtype], Any]:
@@ -140,20 +143,22 @@ def product(
     def call(k: KernelSet, dtype: torch.dtype) -> Any:
         packed = pack(k, which, torch.ones(5, 8, dtype=dtype))
         out_TN = None if out is None else torch.ones(out, dtype=dtype)
-        if which is not Product.INT8:
+        if not which.quantizes_rows:
             return multiply(k, which, torch.ones(shape, dtype=dtype), packed, out=out_TN)
         scale = torch.ones(shape[0], 1, dtype=dtype)
         rows = QuantizedRows(torch.ones(shape, dtype=torch.int8), scale, dtype)
-        return k.int8_matmul(rows, packed, out=out_TN)
+        return getattr(k, which.value)(rows, packed, out=out_TN)
 
     return call
 
 
-def scaled(shape: tuple[int, ...]) -> Callable[[KernelSet, torch.dtype], Any]:
+def scaled(
+    shape: tuple[int, ...], which: Product = Product.INT8
+) -> Callable[[KernelSet, torch.dtype], Any]:
     def call(k: KernelSet, dtype: torch.dtype) -> Any:
         q_TK, scale = torch.ones(3, 8, dtype=torch.int8), torch.ones(shape, dtype=dtype)
-        packed = k.pack_int8(torch.ones(5, 8), None)
-        return k.int8_matmul(QuantizedRows(q_TK, scale, dtype), packed)
+        packed = pack(k, which, torch.ones(5, 8))
+        return getattr(k, which.value)(QuantizedRows(q_TK, scale, dtype), packed)
 
     return call
 
@@ -199,7 +204,7 @@ def rope(qkv: tuple[int, ...], kv: tuple[int, ...]) -> Callable[[KernelSet, torc
     )
 
 
-PACK = ("pack_matmul", "pack_int8")
+PACK = ("pack_matmul", "pack_int8", "pack_int4")
 REFUSED: dict[str, tuple[Callable[[KernelSet, torch.dtype], Any], str]] = {
     "norm of a vector": (norm((8,), 8), "x must have"),
     "norm of four dimensions": (norm((2, 2, 2, 8), 8), "x must have"),
@@ -255,6 +260,7 @@ REFUSED: dict[str, tuple[Callable[[KernelSet, torch.dtype], Any], str]] = {
     "fewer scales": (scaled((2, 1)), "scale must"),
     "one scale": (scaled((1, 1)), "scale must"),
     "scales in a row": (scaled((3,)), "scale must"),
+    "fewer scales by 4 bits": (scaled((2, 1), Product.INT4), "scale must"),
 }
 
 

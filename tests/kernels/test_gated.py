@@ -21,6 +21,13 @@ def made(
     if name == "matmul":
         packed = kernels.pack_matmul(weight_JK, bias_J, gated=True)
         return lambda x_TK, **options: kernels.matmul(x_TK, packed, **options), packed
+    if name == "int4_matmul":
+        codes = kernels.pack_int4(weight_JK, bias_J, gated=True)
+        return (
+            lambda x_TK, **options: kernels.int4_matmul(
+                kernels.quantize_rows(x_TK), codes, **options
+            )
+        ), codes
     packed = kernels.pack_int8(weight_JK, bias_J, gated=True)
     if name == "int8_weight_matmul":
         return lambda x_TK, **options: kernels.int8_weight_matmul(x_TK, packed, **options), packed
@@ -31,8 +38,13 @@ def made(
     return int8, packed
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
-@pytest.mark.parametrize("width", [1, 15, 16, 17, 48, 97, 192])
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        *((name, width) for name in PRODUCTS[:3] for width in (1, 15, 16, 17, 48, 97, 192)),
+        *(("int4_matmul", width) for width in (1, 17, 97)),  # int8, once they are expanded
+    ],
+)
 @pytest.mark.parametrize(("num_rows", "num_in"), [(1, 51), (19, 64), (33, 130)])
 def test_equals_the_formula(
     typed: Typed, name: str, width: int, num_rows: int, num_in: int
@@ -115,6 +127,6 @@ def test_routed(kernels: KernelSet, dtype: torch.dtype, shared: bool) -> None:
 def test_an_odd_number_of_rows_is_refused(native: NativeKernels) -> None:
     """Gate and up of different widths: what lies in the last row belongs to neither."""
     for kernels in (native, ReferenceKernels()):
-        for pack in (kernels.pack_matmul, kernels.pack_int8):
+        for pack in (kernels.pack_matmul, kernels.pack_int8, kernels.pack_int4):
             with pytest.raises(ValueError, match=r"gated.*even.*7"):
                 pack(torch.ones(7, 4).bfloat16(), None, gated=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels.conftest import NATIVE_DTYPES, Typed
+from tokenrouter.executors.packing import packer
 from tokenrouter.kernels import (
     KernelSet,
     NativeKernels,
@@ -28,9 +29,7 @@ def pack(
     kernels: KernelSet, product: Product, weight_NK: Tensor, *, gated: bool = False
 ) -> PackedWeights:
     bias_N = weight_NK[:, 0].float().clone()
-    if product is Product.DENSE:
-        return kernels.pack_matmul(weight_NK, bias_N, gated=gated)
-    return kernels.pack_int8(weight_NK, bias_N, gated=gated)
+    return packer(kernels, product)(weight_NK, bias_N, gated=gated)
 
 
 def rows_of(wide_TX: Tensor, width: int) -> Tensor:
@@ -176,8 +175,9 @@ def test_a_refused_tail_writes_nothing(native: NativeKernels) -> None:
         assert torch.equal(x_TE, before_TE)
     with pytest.raises(ValueError, match="different hidden sizes"):
         native.layer_tail(Product.INT8, replace(weights, out=weights.next_qkv))
-    with pytest.raises(ValueError, match="was given int8 weights"):
-        native.layer_tail(Product.DENSE, weights)
+    for product in (Product.DENSE, Product.INT4):
+        with pytest.raises(ValueError, match="was given int8 weights"):
+            native.layer_tail(product, weights)
 
 
 @pytest.mark.parametrize("product", PRODUCTS)

@@ -34,6 +34,10 @@ def int8(rows: QuantizedRows, **options: Any) -> Call:
     return lambda k: k.int8_matmul(rows, k.pack_int8(torch.ones(5, 8), None), **options)
 
 
+def int4(rows: QuantizedRows, **options: Any) -> Call:
+    return lambda k: k.int4_matmul(rows, k.pack_int4(torch.ones(5, 8), None), **options)
+
+
 def weight(x: Tensor, **options: Any) -> Call:
     return lambda k: k.int8_weight_matmul(x, k.pack_int8(torch.ones(5, 8), None), **options)
 
@@ -124,6 +128,9 @@ REFUSED: dict[str, tuple[Call, str]] = {
     "int8 product with fewer scales": (int8(quantised(scale=torch.zeros(2, 1))), "scale"),
     "int8 product with integer scales": (int8(quantised(scale=torch.zeros(3, 1).int())), "scale"),
     "int8 product into columns": (int8(quantised(), out=torch.ones(5, 3).t()), "out"),
+    "int4 product with a padded row": (int4(quantised(torch.zeros(3, 32).char())), "rows"),
+    "int4 product with integer scales": (int4(quantised(scale=torch.zeros(3, 1).int())), "scale"),
+    "int4 product into columns": (int4(quantised(), out=torch.ones(5, 3).t()), "out"),
     "int8 weights with a vector": (weight(W8), "rows"),
     "int8 weights with a short out": (weight(ROWS, out=torch.ones(3, 4)), "out"),
     "routed into too few rows": (routed(torch.ones(5, 5)), "out"),

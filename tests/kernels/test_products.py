@@ -12,8 +12,9 @@ from torch.testing import assert_close
 
 from tests.kernels.conftest import NATIVE_DTYPES, Typed
 from tokenrouter.kernels import KernelSet, NativeKernels, QuantizedRows, ReferenceKernels
+from tokenrouter.kernels.int4_matmul.reference import expand, quantize_weight
 
-PRODUCTS = ("matmul", "int8_matmul", "int8_weight_matmul")
+PRODUCTS = ("matmul", "int8_matmul", "int8_weight_matmul", "int4_matmul")
 SHAPES = ((1, 1, 2), (2, 33, 31), (5, 97, 51), (17, 64, 130), (67, 131, 257), (1, 576, 1536))
 Product = Callable[..., Tensor]
 
@@ -25,6 +26,11 @@ def made(
     if name == "matmul":
         packed = kernels.pack_matmul(weight_NK, bias_N)
         return lambda x_TK, **options: kernels.matmul(x_TK, packed, **options)
+    if name == "int4_matmul":
+        codes = kernels.pack_int4(weight_NK, bias_N)
+        return lambda x_TK, **options: kernels.int4_matmul(
+            kernels.quantize_rows(x_TK), codes, **options
+        )
     packed = kernels.pack_int8(weight_NK, bias_N)
     if name == "int8_weight_matmul":
         return lambda x_TK, **options: kernels.int8_weight_matmul(x_TK, packed, **options)
@@ -33,8 +39,14 @@ def made(
     )
 
 
-def dequantised(weight_NK: Tensor) -> Tensor:
-    """What int8 per output channel makes of the weights, in double; rounded in float32, where a tie may fall."""
+def dequantised(name: str, weight_NK: Tensor) -> Tensor:
+    """What int8 per output channel makes of the weights, in double; rounded in float32, where a tie may fall.
+
+    For 4 bits the codes are the reference's, which ``test_int4_matmul`` checks.
+    """
+    if name == "int4_matmul":
+        codes = quantize_weight(weight_NK)
+        return expand(codes, weight_NK.shape[1]).double() * codes.scale_N.double()[:, None]
     wide_NK = weight_NK.float()
     scale_N1 = wide_NK.abs().amax(1, keepdim=True) / 127
     return (wide_NK / scale_N1).round().double() * scale_N1.double()
@@ -48,10 +60,10 @@ def tolerance(name: str, dtype: torch.dtype) -> float:
 
 
 def expected(name: str, x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
-    if name == "int8_matmul":
+    if name in ("int8_matmul", "int4_matmul"):
         rows = ReferenceKernels().quantize_rows(x_TK)
         x_TK = rows.q_TK.double() * rows.scale_T1.double()
-    weight_NK = weight_NK.double() if name == "matmul" else dequantised(weight_NK)
+    weight_NK = weight_NK.double() if name == "matmul" else dequantised(name, weight_NK)
     y_TN = x_TK.double() @ weight_NK.t()
     return y_TN if bias_N is None else y_TN + bias_N.double()
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from tokenrouter.kernels import ReferenceKernels
 from tokenrouter.models import LoadedModel, tiny_random
 from tokenrouter.training.gradients import DifferentiableDecoder
-from tokenrouter.training.low_path import Int8Low
+from tokenrouter.training.low_path import PlainLow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +30,7 @@ def model() -> LoadedModel:
 
 @pytest.fixture(scope="session")
 def decoder(model: LoadedModel) -> DifferentiableDecoder:
-    return DifferentiableDecoder(model, Int8Low(model=model), ReferenceKernels())
+    return DifferentiableDecoder(model, PlainLow(model=model), ReferenceKernels())
 
 
 @pytest.fixture(scope="session")

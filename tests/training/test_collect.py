@@ -183,7 +183,7 @@ def test_retention_labels(tmp_path: Path) -> None:
         ("collect.window_tokens=8192", "longer than the model's length of 4096"),
         ("collect.features=[positon]", "positon"),
         ("collect.sources=[nothing]", "no text 'nothing'; texts: "),
-        ("executor=full", "set executor=int8 or"),
+        ("executor=full", "set executor=int8, executor=int4"),
         (
             "collect.entropy_tokens=-1",
             r"collect\.entropy_tokens=-1 must be an integer of at least 0",

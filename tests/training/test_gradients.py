@@ -11,15 +11,16 @@ from torch import Tensor
 
 from tests.training.conftest import random_ids
 from tokenrouter import LLM
-from tokenrouter.executors import PoolSpec, build_pool
+from tokenrouter.executors import POOLS, PoolSpec, build_pool
 from tokenrouter.executors.calibration import Calibration
+from tokenrouter.executors.full import FullExecutor
 from tokenrouter.executors.int8_smooth import Int8SmoothExecutor
 from tokenrouter.executors.smoothing import Smoothing
 from tokenrouter.kernels import ReferenceKernels
 from tokenrouter.models import LoadedModel, tiny_random
 from tokenrouter.routers import AllHighRouter, AllLowRouter, Router
 from tokenrouter.training.gradients import DifferentiableDecoder
-from tokenrouter.training.low_path import Int8Low, Int8SmoothLow, LowPath, low_path
+from tokenrouter.training.low_path import Int8SmoothLow, LowPath, PlainLow, low_path
 
 ALL_LOW = torch.ones(1, 1, 1, dtype=torch.bool)
 MODELS = {
@@ -44,15 +45,18 @@ def built(model: LoadedModel, low: LowPath) -> DifferentiableDecoder:
     return DifferentiableDecoder(model, low, ReferenceKernels())
 
 
-@pytest.mark.parametrize("family", MODELS)
-def test_both_paths_are_the_engines(family: str) -> None:
-    """A wrong RoPE sign, head norm, bias, window or group of heads; a low path that rounds otherwise than int8."""
+@pytest.mark.parametrize(
+    ("family", "pool"),
+    [*((family, "int8") for family in MODELS), ("qwen2", "int4"), ("qwen2", "int8_weight")],
+)
+def test_both_paths_are_the_engines(family: str, pool: str) -> None:
+    """A wrong RoPE sign, head norm, bias, window or group of heads; a low path that rounds unlike its pool."""
     model, ids_N = tiny_random(family, **MODELS[family]), random_ids(90)
-    decoder = built(model, Int8Low(model=model))
+    decoder = built(model, low_path(POOLS[pool], model))
     high_NV = decoder.logits(decoder.trace(ids_N).inputs[-1])
     low_NV = decoder.logits(decoder.routed(ids_N, ALL_LOW)[0])
-    expected_NV = engine_logits(model, "int8", AllLowRouter(), ids_N)
-    engine_NV = engine_logits(model, "int8", AllHighRouter(), ids_N)
+    expected_NV = engine_logits(model, pool, AllLowRouter(), ids_N)
+    engine_NV = engine_logits(model, pool, AllHighRouter(), ids_N)
     torch.testing.assert_close(high_NV, engine_NV, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(low_NV[:5], expected_NV[:5], atol=1e-3, rtol=1e-3)
     # A value on the edge between two integers may be rounded either way, which later tokens see.
@@ -154,7 +158,7 @@ def test_another_dtype_is_refused(model: LoadedModel) -> None:
     """Labels in bfloat16, whose rounding is as large as what they measure."""
     narrow = model.astype("bfloat16")
     with pytest.raises(ValueError, match=r"float32 and the model is in torch\.bfloat16"):
-        DifferentiableDecoder(narrow, Int8Low(model=narrow))
+        DifferentiableDecoder(narrow, PlainLow(model=narrow))
 
 
 def test_ids_and_lengths_are_checked(decoder: DifferentiableDecoder) -> None:
@@ -169,7 +173,7 @@ def test_ids_and_lengths_are_checked(decoder: DifferentiableDecoder) -> None:
 def test_a_model_that_is_not_finite_is_refused(model: LoadedModel) -> None:
     """NaN labels that a router would learn from."""
     broken = replace(model.weights, embed_VE=model.weights.embed_VE * torch.nan)
-    decoder = built(replace(model, weights=broken), Int8Low(model=model))
+    decoder = built(replace(model, weights=broken), PlainLow(model=model))
     with pytest.raises(ValueError, match="activations of model 'tiny_llama' are not finite"):
         decoder.trace(random_ids(8))
 
@@ -179,12 +183,13 @@ def test_low_path_of_a_pool(model: LoadedModel, smoothing: Smoothing) -> None:
     from functools import partial
 
     from tokenrouter.executors.int8 import Int8Executor
-    from tokenrouter.executors.int8_weight import Int8WeightExecutor
 
     assert low_path(PoolSpec(low=partial(Int8Executor)), model).executor == "int8"
     smooth = low_path(PoolSpec(low=partial(Int8SmoothExecutor, smoothing=smoothing)), model)
     assert smooth.executor == "int8_smooth" and smooth.version == smoothing.fold(model).version
-    with pytest.raises(ValueError, match="set executor=int8 or"):
+    with pytest.raises(ValueError, match="has none: set executor=int8, executor=int4"):
         low_path(PoolSpec(), model)
-    with pytest.raises(ValueError, match="low path 'int8_weight'; they know int8 and int8_smooth"):
-        low_path(PoolSpec(low=Int8WeightExecutor), model)
+    for name in ("int4", "int8_weight"):
+        assert low_path(POOLS[name], model).executor == name
+    with pytest.raises(ValueError, match="low path 'full': set executor=int8, executor=int4"):
+        low_path(PoolSpec(low=FullExecutor), model)

@@ -7,12 +7,11 @@ E hidden size, O fused q, k, v outputs, A attention outputs (H D), J fused gate 
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from tokenrouter.kernels import KernelSet, PackedWeights, Product
+from tokenrouter.kernels import KernelSet, PackedWeights, Product, WeightFormat
 from tokenrouter.models import LoadedModel
 from tokenrouter.models.weights import LayerWeights
 
@@ -90,17 +89,32 @@ class PackedLinears:
         return [p.weight for p in packed]
 
 
+def packer(kernels: KernelSet, product: Product) -> Callable[..., PackedWeights]:
+    """What packs weights in the format that ``product`` multiplies by."""
+    match product.weight_format:
+        case "dense":
+            return kernels.pack_matmul
+        case "int8":
+            return kernels.pack_int8
+        case "int4":
+            return kernels.pack_int4
+
+
 class PackedModel:
     """What executors are made of: a model, a backend, and the model's linears in the formats asked for."""
 
     def __init__(self, model: LoadedModel, kernels: KernelSet) -> None:
         self.model = model
         self.kernels = kernels
+        self._linears: dict[WeightFormat, PackedLinears] = {}
         self._int8_folded: dict[Folding, PackedLinears] = {}
 
     def linears(self, product: Product) -> PackedLinears:
         """In the format that ``product`` multiplies by."""
-        return self._dense if product is Product.DENSE else self._int8
+        form = product.weight_format
+        if form not in self._linears:
+            self._linears[form] = PackedLinears.of(self.model, packer(self.kernels, product))
+        return self._linears[form]
 
     def int8_folded(self, folding: Folding) -> PackedLinears:
         """Int8 with a scale per output channel, of the layers that ``folding`` gives."""
@@ -110,13 +124,3 @@ class PackedModel:
                 self.model, self.kernels.pack_int8, folded
             )
         return self._int8_folded[folding]
-
-    @cached_property
-    def _dense(self) -> PackedLinears:
-        """In the model's dtype."""
-        return PackedLinears.of(self.model, self.kernels.pack_matmul)
-
-    @cached_property
-    def _int8(self) -> PackedLinears:
-        """Int8 with a scale per output channel."""
-        return PackedLinears.of(self.model, self.kernels.pack_int8)

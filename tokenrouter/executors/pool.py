@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tokenrouter.executors.base import Executor
 from tokenrouter.executors.full import FullExecutor
+from tokenrouter.executors.int4 import Int4Executor
 from tokenrouter.executors.int8 import Int8Executor
 from tokenrouter.executors.int8_smooth import Int8SmoothExecutor
 from tokenrouter.executors.int8_weight import Int8WeightExecutor
@@ -45,6 +46,8 @@ POOLS: dict[str, PoolSpec] = {
     "int8": PoolSpec(low=Int8Executor),
     "int8_smooth": PoolSpec(low=Int8SmoothExecutor),
     "int8_shared": PoolSpec(high=Int8WeightExecutor, low=Int8Executor),
+    "int8_weight": PoolSpec(low=Int8WeightExecutor),
+    "int4": PoolSpec(low=Int4Executor),
 }
 
 

@@ -27,6 +27,7 @@ from tokenrouter.kernels.values import (
     Product,
     QuantizedRows,
     RouterTable,
+    WeightFormat,
 )
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "ReferenceKernels",
     "RouterTable",
     "TailWeights",
+    "WeightFormat",
     "select",
 ]
 

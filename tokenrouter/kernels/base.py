@@ -132,6 +132,27 @@ class KernelSet(ChoiceKernels):
         """Full-precision rows times int8 weights, in the rows' dtype."""
 
     @abstractmethod
+    def pack_int4(
+        self, weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False
+    ) -> PackedWeights:
+        """Quantises weights in groups of 32 inputs and packs them for ``int4_matmul``.
+
+        Raises:
+            ValueError: as ``pack_int8``.
+        """
+
+    @abstractmethod
+    def int4_matmul(
+        self,
+        rows: QuantizedRows,
+        packed: PackedWeights,
+        *,
+        out: Tensor | None = None,
+        accumulate: bool = False,
+    ) -> Tensor:
+        """W4A8 product in the rows' original dtype. A row's result is the same bit for bit in any batch."""
+
+    @abstractmethod
     def routed_matmul(
         self,
         high_TK: Tensor,
@@ -161,13 +182,10 @@ class KernelSet(ChoiceKernels):
 
         Here the operators above, one after the other; a backend may do it in one call, with the same result bit by bit.
         """
-        if product is Product.INT8:
-            rows = (
-                self.quantize_rows(x_TK)
-                if norm is None
-                else self.rms_norm_quantize(x_TK, norm.weight_E, norm.eps)
-            )
-            return self.int8_matmul(rows, packed, out=out, accumulate=accumulate)
+        if product.quantizes_rows:
+            rows = self.rms_norm_quantize(x_TK, *norm) if norm else self.quantize_rows(x_TK)
+            by_rows = self.int8_matmul if product is Product.INT8 else self.int4_matmul
+            return by_rows(rows, packed, out=out, accumulate=accumulate)
         if norm is not None:
             x_TK = self.rms_norm(x_TK, norm.weight_E, norm.eps)
         multiply = self.matmul if product is Product.DENSE else self.int8_weight_matmul

@@ -65,7 +65,8 @@ def check_packed(product: Product, packed: PackedWeights, wanted: type[Packed]) 
 
 def wrong_format(product: Product, found: str) -> ValueError:
     """The error of a product that was given ``found`` weights."""
-    pack = "pack_matmul" if product is Product.DENSE else "pack_int8"
+    form = product.weight_format
+    pack = "pack_matmul" if form == "dense" else f"pack_{form}"
     return ValueError(
         f"{product.value} was given {found} weights: pack them with {pack} of the same kernels"
     )

@@ -10,6 +10,7 @@ from tokenrouter.kernels.base import KernelSet
 from tokenrouter.kernels.checks import check_packed
 from tokenrouter.kernels.draw import reference as draw_reference
 from tokenrouter.kernels.draw_cut import reference as draw_cut_reference
+from tokenrouter.kernels.int4_matmul import reference as int4_matmul_reference
 from tokenrouter.kernels.int8_matmul import reference as int8_matmul_reference
 from tokenrouter.kernels.int8_weight_matmul import reference as int8_weight_matmul_reference
 from tokenrouter.kernels.matmul import reference as matmul_reference
@@ -31,6 +32,7 @@ from tokenrouter.kernels.values import (
 )
 from tokenrouter.types import AttentionBatch
 
+PackedInt4 = int4_matmul_reference.PackedInt4
 PackedInt8 = int8_matmul_reference.PackedInt8
 PackedMatmul = matmul_reference.PackedMatmul
 
@@ -123,6 +125,24 @@ class ReferenceKernels(KernelSet):
         return int8_weight_matmul_reference.int8_weight_matmul(
             x_TK, int8, out=out, accumulate=accumulate
         )
+
+    def pack_int4(
+        self, weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False
+    ) -> PackedWeights:
+        """See KernelSet."""
+        return int4_matmul_reference.pack(weight_NK, bias_N, gated=gated)
+
+    def int4_matmul(
+        self,
+        rows: QuantizedRows,
+        packed: PackedWeights,
+        *,
+        out: Tensor | None = None,
+        accumulate: bool = False,
+    ) -> Tensor:
+        """See KernelSet."""
+        int4 = check_packed(Product.INT4, packed, PackedInt4)
+        return int4_matmul_reference.int4_matmul(rows, int4, out=out, accumulate=accumulate)
 
     def routed_matmul(
         self,

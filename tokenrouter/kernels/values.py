@@ -4,10 +4,12 @@ T rows, K inputs, E features.
 """
 
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+WeightFormat = Literal["dense", "int8", "int4"]
 
 
 class QuantizedRows(NamedTuple):
@@ -101,6 +103,23 @@ class Product(Enum):
     DENSE = "matmul"
     INT8 = "int8_matmul"  # of quantize_rows
     INT8_WEIGHT = "int8_weight_matmul"
+    INT4 = "int4_matmul"  # of quantize_rows
+
+    @property
+    def weight_format(self) -> WeightFormat:
+        """What it multiplies by; products of one format share packed weights."""
+        match self:
+            case Product.DENSE:
+                return "dense"
+            case Product.INT4:
+                return "int4"
+            case _:
+                return "int8"
+
+    @property
+    def quantizes_rows(self) -> bool:
+        """Whether it takes QuantizedRows."""
+        return self in (Product.INT8, Product.INT4)
 
 
 class Norm(NamedTuple):

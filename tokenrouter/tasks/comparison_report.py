@@ -41,8 +41,8 @@ TEXTS_NOTE = (
     "first difference, chrF, and length as a ratio. static_batch shows what rounding in another order alone changes."
 )
 FOUR_BIT_NOTE = (
-    "This model's weights come from a 4-bit file and lie on its grid: results of weight "
-    "quantisation are flattered, those of activations are not."
+    "This model's weights come from a 4-bit file and lie on its grid: its rows say nothing about weight quantisation "
+    "(int8, int8_weight, int4), but about that of activations."
 )
 
 

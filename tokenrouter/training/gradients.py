@@ -69,7 +69,7 @@ class DifferentiableDecoder:
         self._high = HighLayers(model)
         kernels, eps = kernels or select(dtype=torch.float32), model.config.rms_norm_eps
         layers = zip(model.weights.layers, low.layers(), strict=True)
-        self._low = [LowLayer(own, folded, eps, kernels) for own, folded in layers]
+        self._low = [LowLayer(own, folded, low.product, eps, kernels) for own, folded in layers]
 
     @torch.no_grad()
     def trace(self, ids_N: Tensor) -> Trace:

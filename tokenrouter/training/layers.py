@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokenrouter.executors.packing import packer
 from tokenrouter.kernels import KernelSet, Norm, PackedWeights, Product
 from tokenrouter.models import LoadedModel
 from tokenrouter.models.weights import LayerWeights
@@ -115,15 +116,21 @@ class LowLayer:
     Args:
         own: the model's layer.
         low: the layer that the path rounds.
+        product: what its linears are.
         eps: of the norms.
         kernels: the operators.
     """
 
     def __init__(
-        self, own: LayerWeights, low: LayerWeights, eps: float, kernels: KernelSet
+        self,
+        own: LayerWeights,
+        low: LayerWeights,
+        product: Product,
+        eps: float,
+        kernels: KernelSet,
     ) -> None:
-        pack = kernels.pack_int8
-        self._kernels = kernels
+        pack = packer(kernels, product)
+        self._kernels, self._product = kernels, product
         self._input_norm = Norm(low.input_norm_E.float(), eps)
         self._post_norm = Norm(low.post_norm_E.float(), eps)
         self._qkv = pack(low.qkv_OE, low.qkv_bias_O)
@@ -161,7 +168,7 @@ class LowLayer:
 
     def _project(self, x: Tensor, packed: PackedWeights, norm: Norm | None = None) -> Tensor:
         rows_TK = x.detach().flatten(0, -2).contiguous()
-        y_TN = self._kernels.project(Product.INT8, rows_TK, packed, norm=norm)
+        y_TN = self._kernels.project(self._product, rows_TK, packed, norm=norm)
         return y_TN.view(*x.shape[:-1], -1)
 
 

@@ -5,19 +5,32 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tokenrouter.executors import PoolSpec
+from tokenrouter.executors.int4 import Int4Executor
 from tokenrouter.executors.int8 import Int8Executor
 from tokenrouter.executors.int8_smooth import Int8SmoothExecutor
+from tokenrouter.executors.int8_weight import Int8WeightExecutor
 from tokenrouter.executors.smoothing import Smoothing
+from tokenrouter.kernels import Product
 from tokenrouter.models import LoadedModel
 from tokenrouter.models.weights import LayerWeights
 
+PLAIN = (Int8Executor, Int4Executor, Int8WeightExecutor)
+KNOWN = " or ".join(
+    (", ".join(f"executor={made.name}" for made in PLAIN), f"executor={Int8SmoothExecutor.name}")
+)
+
 
 class LowPath(Protocol):
-    """A W8A8 path of a model."""
+    """A path of a model whose linears are one kind of product."""
 
     @property
     def executor(self) -> str:
         """Name of the executor that it stands for, such as ``int8_smooth``."""
+        ...
+
+    @property
+    def product(self) -> Product:
+        """What its linears are."""
         ...
 
     @property
@@ -31,11 +44,12 @@ class LowPath(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Int8Low:
-    """The layers of ``int8``: the model's own."""
+class PlainLow:
+    """The layers of ``int8`` and of others that round the model's own."""
 
     model: LoadedModel
-    executor: str = "int8"
+    executor: str = Int8Executor.name
+    product: Product = Int8Executor.product
     version: str = ""
 
     def layers(self) -> Iterable[LayerWeights]:
@@ -46,7 +60,7 @@ class Int8Low:
 class Int8SmoothLow:
     """The layers of ``int8_smooth``: folded, with maxima measured on ``model``."""
 
-    executor = "int8_smooth"
+    executor, product = Int8SmoothExecutor.name, Int8SmoothExecutor.product
 
     def __init__(self, model: LoadedModel, smoothing: Smoothing) -> None:
         """Calibrates, or reads the calibration; raises ValueError where ``model`` cannot be calibrated."""
@@ -70,17 +84,15 @@ def low_path(spec: PoolSpec, model: LoadedModel) -> LowPath:
     """
     if spec.low is None:
         raise ValueError(
-            "labels say how much a token loses on the low path, and this executor has none: set executor=int8 or "
-            "executor=int8_smooth"
+            "labels say how much a token loses on the low path, and this executor has none: set "
+            f"{KNOWN}"
         )
     made = getattr(spec.low, "func", spec.low)
     options = getattr(spec.low, "keywords", {})
-    if made is Int8Executor:
-        return Int8Low(model=model)
+    for plain in PLAIN:
+        if made is plain:
+            return PlainLow(model=model, executor=plain.name, product=plain.product)
     if made is Int8SmoothExecutor:
         return Int8SmoothLow(model, options.get("smoothing") or Smoothing())
     name = getattr(made, "name", getattr(made, "__name__", repr(made)))
-    raise ValueError(
-        f"labels cannot compute the error of the low path {name!r}; they know int8 and int8_smooth: set executor=int8 "
-        "or executor=int8_smooth"
-    )
+    raise ValueError(f"labels cannot compute the error of the low path {name!r}: set {KNOWN}")

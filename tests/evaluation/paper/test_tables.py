@@ -106,6 +106,27 @@ def test_a_spec_makes_a_run_per_cell_of_the_grid(tmp_path: Path) -> None:
     ]
 
 
+def test_a_list_of_grids_makes_the_runs_of_each(tmp_path: Path) -> None:
+    """Runs of a router that was trained for another executor, or a grid that replaces the one before it."""
+    second = "  - {executor: [executor=int4], router: {mlp: router=rule}}"
+    start, end = SPEC.index("grid:\n"), SPEC.index("rows: systems")
+    first = "  - " + SPEC[start + 8 : end].strip().replace("\n", "\n  ")
+    listed = f"{SPEC[:start]}grid:\n{first}\n{second}\n{SPEC[end:]}"
+    spec, plain = spec_of(tmp_path, listed), spec_of(tmp_path)
+    assert spec.labels == plain.labels
+    assert spec.runs == {
+        **plain.runs,
+        ("int4", "mlp"): ["task=benchmark", "executor=int4", "router=rule"],
+    }
+    for old, new, says in (
+        ("{executor: [executor=int4], ", "{", "grids of a list, the same"),
+        ("executor=int4", "executor=int8", "two grids have int8, mlp"),
+        (second, "  - executor", "grid must map labels"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            spec_of(tmp_path, listed.replace(old, new))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
@@ -133,6 +154,7 @@ def test_a_spec_makes_a_run_per_cell_of_the_grid(tmp_path: Path) -> None:
         ("executor=full]", "other=int8]", "two choices of grid.executor are shown as one"),
         ("mlp: [router=mlp", "the rule: [router=mlp", "'the rule' is there twice"),
         ("mlp: [router=mlp", "mlp: [null", "grid.router.mlp must be a list of overrides"),
+        (SPEC[SPEC.index("grid") : SPEC.index("rows")], "grid: []\n", "grid must map labels"),
         ("executor: [", "value: [", "label must not be called 'value'"),
         ("joined: false", "joined: 1", "figure.joined must be true or false"),
         ("rows: systems", "prepared: [labels]", "prepared must be names with values"),

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -16,7 +16,7 @@ def read_spec(path: Path) -> TableSpec:
     """Reads ``table.yaml``.
 
     ``base`` are the overrides of all runs; ``grid`` maps each label to its choices, a list of overrides or a mapping
-    from the name shown to one or several of them.
+    from the name shown to one or several of them. A list of grids of the same labels makes the runs of each.
 
     Args:
         path: the file; its folder names the table.
@@ -32,14 +32,8 @@ def read_spec(path: Path) -> TableSpec:
         raise ValueError(f"{path} is no YAML: {error}") from None
     known = {f.name for f in fields(TableSpec)} - {"name", "runs", "labels"} | {"base", "grid"}
     _check_mapping(path, "", node, known)
-    grid = node.pop("grid", {})
-    _check_mapping(path, "grid", grid)
-    choices = {str(label): _choices(path, label, own) for label, own in grid.items()}
     base = _overrides(path, "base", node.pop("base", []))
-    runs = {
-        tuple(name for name, _ in chosen): [*base, *itertools.chain(*(own for _, own in chosen))]
-        for chosen in itertools.product(*(own.items() for own in choices.values()))
-    }
+    labels, runs = _runs(path, node.pop("grid", {}), base)
     columns = node.pop("columns", [])
     if not isinstance(columns, list) or not columns:
         raise ValueError(f"{path}: a table needs columns, a list of them; got {columns!r}")
@@ -47,13 +41,33 @@ def read_spec(path: Path) -> TableSpec:
     fixed = {
         "name": path.parent.name,
         "runs": runs,
-        "labels": tuple(choices),
+        "labels": labels,
         "columns": [_built(path, "columns", Column, each) for each in columns],
         "figure": None if figure is None else _built(path, "figure", Figure, figure),
     }
     spec: TableSpec = _built(path, "", TableSpec, node, fixed)
     _check(path, spec)
     return spec
+
+
+def _runs(
+    path: Path, grids: Any, base: Sequence[str]
+) -> tuple[tuple[str, ...], dict[tuple[str, ...], list[str]]]:
+    """Labels, and the overrides of every run by its labels."""
+    labels: tuple[str, ...] | None = None
+    runs: dict[tuple[str, ...], list[str]] = {}
+    for grid in grids if isinstance(grids, list) and grids else [grids]:
+        own = tuple(map(str, grid)) if isinstance(grid, dict) else None
+        if own is None or labels not in (None, own):
+            raise ValueError(f"{path}: grid must map labels to choices; grids of a list, the same")
+        labels = own
+        choices = [_choices(path, label, each).items() for label, each in grid.items()]
+        for chosen in itertools.product(*choices):
+            names = tuple(name for name, _ in chosen)
+            if names in runs:
+                raise ValueError(f"{path}: two grids have {', '.join(names)}")
+            runs[names] = [*base, *itertools.chain(*(each for _, each in chosen))]
+    return labels or (), runs
 
 
 class _Once(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types

@@ -36,8 +36,8 @@ class PackedInt8:
         return self.weight.shape[0] // (2 if self.gated else 1)
 
 
-def quantize_weight(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric int8 ``[N, K]`` and float32 scales ``[N]`` of ``weight_NK`` (any float dtype), per output channel.
+def channel_scale(weight_NK: Tensor) -> Tensor:
+    """Float32 scales ``[N]`` by which the largest weight of an output channel is 127.
 
     Raises:
         ValueError: more inputs than int32 sums have room for.
@@ -47,9 +47,18 @@ def quantize_weight(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
             f"weight has {weight_NK.shape[1]} inputs, int8 products have 32-bit sums for at most {MAX_INT8_INPUTS}: "
             "use pack_matmul"
         )
-    weight_f32_NK = weight_NK.float()
-    scale_N = weight_f32_NK.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny * 128) / 127.0
-    return (weight_f32_NK / scale_N[:, None]).round_().to(torch.int8), scale_N
+    largest_N = weight_NK.float().abs().amax(1)
+    return largest_N.clamp_min(torch.finfo(torch.float32).tiny * 128) / 127.0
+
+
+def quantize_weight(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
+    """Symmetric int8 ``[N, K]`` and float32 scales ``[N]`` of ``weight_NK`` (any float dtype), per output channel.
+
+    Raises:
+        ValueError: more inputs than int32 sums have room for.
+    """
+    scale_N = channel_scale(weight_NK)
+    return (weight_NK.float() / scale_N[:, None]).round_().to(torch.int8), scale_N
 
 
 def pack(weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False) -> PackedInt8:

@@ -35,7 +35,7 @@ class LayerTail {
               const std::optional<Tensor>& next_norm, double next_eps, const Weights* next, bool int8_rows)
         : out_(out), gate_up_(gate_up), down_(down), next_(next), norm_(norm), next_norm_(next_norm), eps_(eps),
           next_eps_(next_eps), int8_rows_(int8_rows) {
-        TORCH_CHECK_VALUE(gate_up.gated && gate_up.int8 == down.int8 && down.k == gate_up.n,
+        TORCH_CHECK_VALUE(gate_up.gated && gate_up.int8 == down.int8 && gate_up.int4 == down.int4 && down.k == gate_up.n,
                           "down must take what gated weights of the same format give, ", gate_up.n,
                           " features, got ", down.k);
         TORCH_CHECK_VALUE(out.n == gate_up.k && (!next || next->k == gate_up.k),

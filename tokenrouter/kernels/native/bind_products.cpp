@@ -63,6 +63,8 @@ void routed_matmul(const Tensor& first, const Weights& first_weights, const Tens
 void bind_products(pybind11::module_& m) {
     pybind11::class_<Weights>(m, "Weights")
         .def(pybind11::init<const Tensor&, const std::optional<Tensor>&, const std::optional<Tensor>&, int64_t>())
+        .def(pybind11::init<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t,
+                            int64_t>())
         .def_readonly("data", &Weights::data)
         .def_readonly("n", &Weights::n)
         .def_readonly("k", &Weights::k);

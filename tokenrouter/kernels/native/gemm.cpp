@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 
+#include "int4_matmul/native.h"
 #include "native/rows.h"
 #include "native/scratch.h"
 
@@ -170,12 +171,16 @@ class Job {
 
     int64_t panel_bytes() const { return g.k_tiles * kTile; }
 
+    // As many panels as `run` takes at once. Those of int4 are expanded first: one by one, in the first cache, where all rows
+    // are one block.
+    int64_t group() const { return g.int4 && g.m <= row_block() ? 1 : std::max<int64_t>(1, kGroupBytes / panel_bytes()); }
+
     // Panels begin .. end, for blocks of rows that stay in the first cache.
     void run(PanelKernels& kernels, int64_t begin, int64_t end) const {
-        const int64_t fit = kRowBlockBytes / (g.k_tiles * kTileBytes) / kMaxPanelRows * kMaxPanelRows;
-        const int64_t block = std::max(fit, kMaxPanelRows);
-        for (int64_t m = 0; m < g.m; m += block)
-            for (int64_t p = begin; p < end; ++p) apply(kernels, p, m, std::min(g.m, m + block));
+        const uint8_t* panels = int8_panels(begin, end);
+        for (int64_t m = 0; m < g.m; m += row_block())
+            for (int64_t p = begin; p < end; ++p)
+                apply(kernels, panels + (p - begin) * panel_bytes(), p, m, std::min(g.m, m + row_block()));
     }
 
   private:
@@ -183,6 +188,21 @@ class Job {
     float* row_scale_ = nullptr;
 
     static const uint8_t* row(const Gemm& g, int64_t i) { return static_cast<const uint8_t*>(g.a) + i * g.a_stride; }
+
+    int64_t row_block() const {
+        const int64_t fit = kRowBlockBytes / (g.k_tiles * kTileBytes) / kMaxPanelRows * kMaxPanelRows;
+        return std::max(fit, kMaxPanelRows);
+    }
+
+    // Panels begin .. end as micro-kernels read them.
+    const uint8_t* int8_panels(int64_t begin, int64_t end) const {
+        const uint8_t* w = static_cast<const uint8_t*>(g.w);
+        if (!g.int4) return w + begin * panel_bytes();
+        uint8_t* panels = scratch().get(Scratch::kPanels, (end - begin) * panel_bytes());
+        for (int64_t p = begin; p < end; ++p)
+            expand_int4(w + p * g.k_tiles * kInt4Tile, g.k_tiles, panels + (p - begin) * panel_bytes());
+        return panels;
+    }
 
     void split(const Gemm& from, int64_t i, int64_t width, uint8_t flip) {
         uint8_t *first = own_rows_ + 2 * i * width, *second = first + width;
@@ -194,11 +214,10 @@ class Job {
         }
     }
 
-    // Rows m0 .. m1 times panel p.
-    void apply(PanelKernels& kernels, int64_t p, int64_t m0, int64_t m1) const {
+    // Rows m0 .. m1 times panel p, which is `w`.
+    void apply(PanelKernels& kernels, const uint8_t* w, int64_t p, int64_t m0, int64_t m1) const {
         alignas(64) int32_t exact[kMaxPanelRows * kPanel];
         alignas(64) float sums[kMaxPanelRows * kPanel];
-        const uint8_t* w = static_cast<const uint8_t*>(g.w) + p * panel_bytes();
         const int32_t* channel_sum = g.channel_sum ? g.channel_sum + p * kPanel : nullptr;
         const int64_t parts = kind == GemmKind::int8_weight ? 2 : 1, step = kMaxPanelRows / parts;
         for (int64_t m = m0; m < m1; m += step) {
@@ -223,17 +242,17 @@ class Job {
 
 void gemm(const GemmJob* jobs, int64_t num_jobs) {
     std::array<Job, kMaxJobs> prepared;
-    int64_t count = 0, rows = 0, panel_bytes = 1;
+    int64_t count = 0, rows = 0, panel_bytes = 1, group = kGroupBytes;
     TORCH_INTERNAL_ASSERT(num_jobs <= kMaxJobs);
     for (int64_t j = 0; j < num_jobs; ++j) {
         if (!jobs[j].gemm.m) continue;
         prepared[size_t(count)] = Job(jobs[j], j);
         rows += jobs[j].gemm.m;
-        panel_bytes = std::max(panel_bytes, prepared[size_t(count++)].panel_bytes());
+        panel_bytes = std::max(panel_bytes, prepared[size_t(count)].panel_bytes());
+        group = std::min(group, prepared[size_t(count++)].group());
     }
     if (!count) return;
     const int64_t panels = prepared[0].g.num_panels();
-    const int64_t group = std::max<int64_t>(1, kGroupBytes / panel_bytes);
     const bool serial = panels * panel_bytes * ((rows + 7) / 8) < kSerialBytes;
     at::parallel_for(0, panels, serial ? std::max<int64_t>(panels, 1) : 1, [&](int64_t begin, int64_t end) {
         PanelKernels kernels;

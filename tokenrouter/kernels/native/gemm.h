@@ -14,6 +14,7 @@ struct Gemm {
     int64_t m, n, k, k_tiles;    // n: columns of `out`
     bool gated;                  // panels hold 16 gate and 16 up channels; out is silu(gate) * up
     const void* w;               // packed panels
+    bool int4;                   // of int4_matmul/native.h, which become int8 panels group by group
     void* out;                   // [m, n]
     int64_t out_stride;          // elements
     bool out_is_bf16;            // else float

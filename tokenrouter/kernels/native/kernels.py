@@ -13,11 +13,13 @@ from tokenrouter.kernels.checks import (
     check_plan,
     check_weights,
     num_query_heads,
+    wrong_format,
 )
+from tokenrouter.kernels.int4_matmul import reference as int4_matmul_reference
 from tokenrouter.kernels.int8_matmul.reference import quantize_weight
 from tokenrouter.kernels.layer_tail import TailWeights
 from tokenrouter.kernels.matmul import reference as matmul_reference
-from tokenrouter.kernels.native.packed import NativePacked, handle_for, pack
+from tokenrouter.kernels.native.packed import NativePacked, handle_for, pack, pack_codes
 from tokenrouter.kernels.native.rows import NativeRows
 from tokenrouter.kernels.values import (
     AttentionPlan,
@@ -99,6 +101,26 @@ class NativeKernels(NativeRows):
         handle = handle_for(Product.INT8_WEIGHT, packed)
         return self._product(x_TK, None, handle, x_TK.dtype, out, accumulate)
 
+    def pack_int4(
+        self, weight_NK: Tensor, bias_N: Tensor | None, *, gated: bool = False
+    ) -> PackedWeights:
+        """See KernelSet."""
+        check_weights(weight_NK, bias_N, gated=gated)
+        codes = int4_matmul_reference.quantize_weight(weight_NK)
+        return pack_codes(self._module, codes, weight_NK.shape[1], bias_N, gated=gated)
+
+    def int4_matmul(
+        self,
+        rows: QuantizedRows,
+        packed: PackedWeights,
+        *,
+        out: Tensor | None = None,
+        accumulate: bool = False,
+    ) -> Tensor:
+        """See KernelSet. Panels become int8 ones in the caches, and the product is that of int8."""
+        handle = handle_for(Product.INT4, packed)
+        return self._product(rows.q_TK, rows.scale_T1, handle, rows.dtype, out, accumulate)
+
     def routed_matmul(
         self,
         high_TK: Tensor,
@@ -115,6 +137,8 @@ class NativeKernels(NativeRows):
             self.matmul(high_TK, high, out=out[:num_high], accumulate=accumulate)
             self.int8_matmul(low, low_packed, out=out[num_high:], accumulate=accumulate)
             return out
+        if high.form == "int4":
+            raise wrong_format(Product.DENSE, high.form)
         low_handle = handle_for(Product.INT8, low_packed)
         self._module.routed_matmul(
             high_TK, high.handle, low.q_TK, low.scale_T1, low_handle, out, accumulate
@@ -139,8 +163,7 @@ class NativeKernels(NativeRows):
         if out is None:
             out = torch.empty(x_TK.shape[0], handle.n, dtype=x_TK.dtype)
         weight_E, eps = norm or (None, 0.0)
-        int8_rows = product is Product.INT8
-        self._module.project(x_TK, weight_E, eps, handle, int8_rows, out, accumulate)
+        self._module.project(x_TK, weight_E, eps, handle, product.quantizes_rows, out, accumulate)
         return out
 
     def layer_tail(self, product: Product, weights: TailWeights) -> LayerTail:
@@ -157,7 +180,7 @@ class NativeKernels(NativeRows):
             down,
             *(weights.next_norm or (None, 0.0)),
             following[0] if following else None,
-            product is Product.INT8,
+            product.quantizes_rows,
         )
         return tail
 

@@ -27,6 +27,7 @@ GemmJob job_of(const Rows& rows, const Weights& w, const Out& out) {
     g.k_tiles = w.k_tiles;
     g.gated = w.gated;
     g.w = w.data.data_ptr();
+    g.int4 = w.int4;
     g.out = out.data;
     g.out_stride = out.stride;
     g.out_is_bf16 = out.is_bf16;

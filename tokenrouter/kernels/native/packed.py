@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from tokenrouter.kernels.checks import check_packed, wrong_format
-from tokenrouter.kernels.values import PackedWeights, Product
+from tokenrouter.kernels.int4_matmul.reference import Codes
+from tokenrouter.kernels.values import PackedWeights, Product, WeightFormat
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,7 +16,7 @@ class NativePacked:
     """Weights in panels (``panel.h``), with scales and bias; ``handle`` is the compiled module's object."""
 
     handle: Any
-    is_int8: bool
+    form: WeightFormat
 
     @property
     def weight(self) -> Tensor:
@@ -42,15 +43,28 @@ def pack(
         bias_N = None if bias_N is None else _interleave(bias_N)
     return NativePacked(
         handle=module.Weights(weight_NK, scale_N, bias_N, outputs),
-        is_int8=weight_NK.dtype == torch.int8,
+        form="int8" if weight_NK.dtype == torch.int8 else "dense",
     )
+
+
+def pack_codes(
+    module: Any, codes: Codes, num_inputs: int, bias_N: Tensor | None, *, gated: bool
+) -> NativePacked:
+    """Panels of 4-bit weights of ``num_inputs`` inputs."""
+    bias_N = None if bias_N is None else bias_N.float()
+    outputs = 0
+    if gated:
+        outputs = codes.code_NC.shape[0] // 2
+        codes = Codes(*map(_interleave, codes))
+        bias_N = None if bias_N is None else _interleave(bias_N)
+    return NativePacked(handle=module.Weights(*codes, bias_N, num_inputs, outputs), form="int4")
 
 
 def handle_for(product: Product, packed: PackedWeights) -> Any:
     """The object that the compiled ``product`` takes; raises ValueError for another format or another backend's."""
     panels = check_packed(product, packed, NativePacked)
-    if panels.is_int8 is (product is Product.DENSE):
-        raise wrong_format(product, "int8" if panels.is_int8 else "dense")
+    if panels.form != product.weight_format:
+        raise wrong_format(product, panels.form)
     return panels.handle
 
 

@@ -10,7 +10,7 @@ namespace tr {
 // Work space of one thread's calls: grows to the largest call.
 class Scratch {
   public:
-    enum Use { kRows, kScales, kGated, kFirstJobRows, kSecondJobRows, kFirstJobScales, kSecondJobScales, kDraw, kCut, kRouter, kNumUses };
+    enum Use { kRows, kScales, kGated, kFirstJobRows, kSecondJobRows, kFirstJobScales, kSecondJobScales, kPanels, kDraw, kCut, kRouter, kNumUses };
 
     uint8_t* get(int use, int64_t bytes) {
         at::Tensor& held = held_[size_t(use)];
