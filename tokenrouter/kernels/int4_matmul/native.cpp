@@ -6,44 +6,56 @@
 #include <algorithm>
 #include <cstring>
 
-#include "native/simd.h"
+#include "native/isa.h"
 
 namespace tr {
 namespace {
 
-typedef uint8_t u8x64 __attribute__((vector_size(64)));
-typedef uint16_t u16x32 __attribute__((vector_size(64)));
-
-// A byte of each of 16 channels, in the low byte of its 4.
+// Vectors of the processor's size: larger ones of bytes and words are taken apart number by number.
 template <class V>
-TR_INLINE u32x16 channels(const uint8_t* p) {
-    i8x16 bytes;
-    std::memcpy(&bytes, p, sizeof bytes);
-    return (u32x16)widen<V>(bytes) & 0xffu;
+struct Words {
+    static constexpr int64_t bytes = V::vector_lanes * 4;
+    typedef uint8_t u8 __attribute__((vector_size(bytes)));
+    typedef uint16_t u16 __attribute__((vector_size(bytes)));
+};
+
+// A byte of each of 16 channels, `times` in its 4 bytes.
+TR_INLINE void spread(const uint8_t* from, uint32_t times, uint8_t* to) {
+    for (int64_t c = 0; c < 16; ++c) {
+        const uint32_t four = from[c] * times;
+        std::memcpy(to + 4 * c, &four, sizeof four);
+    }
 }
 
-TR_INLINE void put_row(u32x16 codes, u32x16 step, u32x16 offset, uint8_t* to) {
-    const u16x32 scaled = (u16x32)codes * (u16x32)step;
-    const u8x64 values = (u8x64)scaled + (u8x64)offset;
-    std::memcpy(to, &values, sizeof values);
+// Two rows of codes of 16 channels: the low and the high nibbles.
+template <class V>
+TR_INLINE void expand_rows(const uint8_t* codes, const uint8_t* step, const uint8_t* offset, uint8_t* to) {
+    using Bytes = typename Words<V>::u8;
+    using Pairs = typename Words<V>::u16;
+    for (int64_t at = 0; at < 64; at += Words<V>::bytes) {
+        Pairs both, by;
+        Bytes plus;
+        std::memcpy(&both, codes + at, sizeof both);
+        std::memcpy(&by, step + at, sizeof by);
+        std::memcpy(&plus, offset + at, sizeof plus);
+        const Bytes low = (Bytes)((both & 0x0f0f) * by) + plus, high = (Bytes)((both >> 4 & 0x0f0f) * by) + plus;
+        std::memcpy(to + at, &low, sizeof low);
+        std::memcpy(to + 64 + at, &high, sizeof high);
+    }
 }
 
 template <class V>
 TR_INLINE void expand_body(const uint8_t* packed, int64_t k_tiles, uint8_t* panel) {
-    constexpr int64_t row_bytes = 64, half_bytes = kTile / 2, groups = kTileBytes / kInt4Group;
+    constexpr int64_t half_bytes = kTile / 2, groups = kTileBytes / kInt4Group;
+    alignas(64) uint8_t step[64], offset[64];
     for (int64_t i = 0; i < k_tiles * groups; ++i, packed += kInt4GroupBytes) {
         uint8_t* group = panel + i / groups * kTile + i % groups * (half_bytes / groups);
         for (int64_t half = 0; half < 2; ++half) {
-            const u32x16 step = channels<V>(packed + half * 16) * 0x00010001u;
-            const u32x16 offset = channels<V>(packed + kPanel + half * 16) * 0x01010101u;
+            spread(packed + half * 16, 0x00010001u, step);
+            spread(packed + kPanel + half * 16, 0x01010101u, offset);
             const uint8_t* codes = packed + 64 + half * (kInt4GroupBytes - 64) / 2;
-            uint8_t* to = group + half * half_bytes;
-            for (int64_t r = 0; r < 4; ++r, codes += row_bytes, to += 2 * row_bytes) {
-                u32x16 both;
-                std::memcpy(&both, codes, sizeof both);
-                put_row(both & 0x0f0f0f0fu, step, offset, to);
-                put_row((both >> 4) & 0x0f0f0f0fu, step, offset, to + row_bytes);
-            }
+            for (int64_t r = 0; r < 4; ++r)
+                expand_rows<V>(codes + r * 64, step, offset, group + half * half_bytes + r * 128);
         }
     }
 }
