@@ -2,7 +2,7 @@
 
 python scripts/bench_router.py [--quick] [--executor int8|int8_smooth] [--windows N] [--texts NAME ...] [--json PATH]
     [--plots FOLDER] [--routers FOLDER] [--phases prefill|decode ...] [--compared ROUTER ...] [--keep FOLDER]
-    [--decode-batch N] [--only-costs]
+    [--decode-batch N] [--turns N] [--only-costs]
 
 Windows of 2,048 tokens from the evaluation side of each text, at 5, 10 and 20 % of the decided tokens high. KL is to
 float32, on a float32 simulation of both paths. Each window is run in both phases. Prefill: the window is a prompt.

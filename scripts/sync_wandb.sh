@@ -26,7 +26,7 @@ while IFS= read -r -d '' run; do
     if [[ -z $all ]] && grep -qs '"status": "running"' "$status"; then
         say "left out, its job did not end: $run"
         left=$((left + 1))
-    elif "$wandb" sync --yes "$@" "$run"; then
+    elif "$wandb" sync --yes "$@" "$run" </dev/null; then  # stdin is the list of runs
         sent=$((sent + 1))
     else
         say "not sent: $run" >&2

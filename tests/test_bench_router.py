@@ -269,6 +269,7 @@ def test_a_folder_without_the_router_or_with_two_is_refused(folder: Path, tmp_pa
     [
         (["--windows", "1"], "--windows must be at least 2"),
         (["--decode-batch", "0"], "--decode-batch must be at least 1"),
+        (["--turns", "0"], "--turns must be at least 1"),
         (["--texts", "python_docs", "python_docs"], "--texts names a text twice"),
         (["--texts", "novels"], "invalid choice: 'novels'"),
         (["--executor", "int4"], "invalid choice: 'int4'"),

@@ -224,9 +224,11 @@ def test_python_without_venv_support_says_so(sandbox: Sandbox) -> None:
 
 
 def test_offline_runs_are_sent_once_and_those_of_unfinished_jobs_stay(sandbox: Sandbox) -> None:
-    """Half a run on the server, marked as sent; runs that are sent again each time."""
+    """Half a run on the server, marked as sent; runs that are sent again, or lost to one that asks for a key."""
+    asks = "while read -r answer; do :; done"
     executable(
-        sandbox.bin / "wandb", '#!/bin/sh\ncase "$*" in *bad*) exit 1 ;; esac\necho "wandb $*"\n'
+        sandbox.bin / "wandb",
+        f'#!/bin/sh\n{asks}\ncase "$*" in *bad*) exit 1 ;; esac\necho "wandb $*"\n',
     )
     jobs = {"ok": "ok", "killed": "running", "sent": "ok", "plain": None}
     for job, status in jobs.items():

@@ -95,10 +95,11 @@ def parse_arguments(description: str) -> argparse.Namespace:
     for name, folder in (("plots", args.plots), ("keep", args.keep)):
         if folder is not None and not folder.is_dir():
             parser.error(f"--{name} {folder}: there is no such folder: make it first")
-    if args.decode_batch is not None and args.decode_batch < 1:
-        parser.error(f"--decode-batch must be at least 1, got {args.decode_batch}")
+    for name, count in (("--decode-batch", args.decode_batch), ("--turns", args.turns)):
+        if count is not None and count < 1:
+            parser.error(f"{name} must be at least 1, got {count}")
     sizes = QUICK if args.quick else Sizes()
-    given = {"windows": args.windows, "decode_batch": args.decode_batch}
+    given = {"windows": args.windows, "decode_batch": args.decode_batch, "turns": args.turns}
     args.sizes = replace(sizes, **{name: of for name, of in given.items() if of is not None})
     return args
 
@@ -134,6 +135,12 @@ def _parser(description: str) -> argparse.ArgumentParser:
         type=int,
         metavar="N",
         help=f"requests that decode together where throughput is timed (default: {Sizes().decode_batch})",
+    )
+    parser.add_argument(
+        "--turns",
+        type=int,
+        metavar="N",
+        help=f"of everything that is timed (default: {Sizes().turns}); more on a machine with neighbours",
     )
     parser.add_argument(
         "--only-costs", action="store_true", help="what a decision costs, without any text's KL"

@@ -70,6 +70,16 @@ def test_runs_are_found_once_at_any_depth_and_in_order(tmp_path: Path) -> None:
     assert len(find_runs([str(tmp_path / "**" / "10")], skip=tmp_path)) == 1
 
 
+def test_runs_behind_links_are_found_and_a_link_back_ends(tmp_path: Path) -> None:
+    """A run that is kept elsewhere and missing from the page without a word; a search without an end."""
+    made(tmp_path / "elsewhere" / "a")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "kept").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "runs")
+    found = find_runs([str(tmp_path / "runs")], skip=tmp_path)
+    assert [path.relative_to(tmp_path) for path in found] == [Path("runs/kept/a")]
+
+
 def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for wrong in ("nothing", "noth*", "file"):

@@ -154,7 +154,8 @@ def test_a_table_that_is_not_there_is_named(
 ) -> None:
     with pytest.raises(SystemExit):
         reproduce.main(["tinny"])
-    assert "tinny" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "there is no table 'tinny'; did you mean tiny? There are: tiny, torn" in told
     (tables / "tiny/table.yaml").write_text(TABLE.replace("router=rule", "router=reuter"))
     assert reproduce.main(["tiny"]) == 1
     assert "router=reuter" in capsys.readouterr().err

@@ -5,6 +5,7 @@ tables that need the same run share it.
 """
 
 import argparse
+import difflib
 import os
 import re
 import shutil
@@ -72,8 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0; 1 where a run failed or a table could not be written, after all others were; 130 after Ctrl-C.
     """
     known = table_names(TABLES)
-    args = _parser(known).parse_args(arguments)
-    names = args.tables or known
+    parser = _parser(known)
+    args = parser.parse_args(arguments)
+    names = _asked(parser, args.tables, known)
     try:
         specs = [read_spec(TABLES / name / "table.yaml") for name in names]
         with_tasks = _has_questions(specs)
@@ -92,24 +94,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: the same command goes on where this one stopped", file=sys.stderr)
         return 128 + signal.SIGINT
-    into, form = args.into, QUICK if args.quick else RESULTS
-    for spec in specs:
-        try:
-            runs = {
-                labels: [read_run(work.folder) for work in repeats]
-                for labels, repeats in planned[spec.name].rows.items()
-            }
-            write(spec, runs, into / spec.name / form, is_quick=args.quick)
-        except (ValueError, OSError) as error:
-            print(f"error: table {spec.name} is not written: {error}", file=sys.stderr)
-            failed = True
-            continue
-        print(f"table {spec.name} in {into / spec.name / form}")
-    return int(_write_page(into, known) or failed)
+    written = [_write_table(s, planned[s.name], args.into, is_quick=args.quick) for s in specs]
+    is_shown = _write_page(args.into, known)
+    return int(failed or not all(written) or not is_shown)
+
+
+def _asked(
+    parser: argparse.ArgumentParser, names: Sequence[str], known: Sequence[str]
+) -> Sequence[str]:
+    """Each table once, all of them where none is named; ends the script where there is no such table."""
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            parser.error(
+                f"there is no table {name!r}{meant} There are: {', '.join(known) or 'none'}"
+            )
+    return list(dict.fromkeys(names)) or known
+
+
+def _write_table(spec: TableSpec, planned: Plan, into: Path, *, is_quick: bool) -> bool:
+    """Whether a table could be written from its runs; says why not, or where it is."""
+    folder = into / spec.name / (QUICK if is_quick else RESULTS)
+    try:
+        runs = {
+            labels: [read_run(work.folder) for work in repeats]
+            for labels, repeats in planned.rows.items()
+        }
+        write(spec, runs, folder, is_quick=is_quick)
+    except (ValueError, OSError) as error:
+        print(f"error: table {spec.name} is not written: {error}", file=sys.stderr)
+        return False
+    print(f"table {spec.name} in {folder}")
+    return True
 
 
 def _write_page(into: Path, names: Sequence[str]) -> bool:
-    """The page of all tables; whether it, or one of them, could not be shown."""
+    """The page of all tables; whether it and all of them could be shown."""
     page = into / "README.md"
     try:
         problems = write_page(into, page, names)
@@ -119,7 +140,7 @@ def _write_page(into: Path, names: Sequence[str]) -> bool:
         print(f"error: {problem}", file=sys.stderr)
     if page.exists():
         print(f"all tables are shown by {page}")
-    return bool(problems)
+    return not problems
 
 
 def table_names(folder: Path) -> list[str]:
@@ -261,9 +282,7 @@ def _reason(folder: Path) -> str:
 
 def _parser(known: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/reproduce.sh", description=__doc__)
-    parser.add_argument(
-        "tables", nargs="*", metavar="table", choices=[*known, []], help=f"of: {', '.join(known)}"
-    )
+    parser.add_argument("tables", nargs="*", metavar="table", help=f"of: {', '.join(known)}")
     parser.add_argument("--quick", action="store_true", help="the short form of every run")
     parser.add_argument(
         "--runs", type=Path, default=ROOT / "outputs" / "reproduce", help="folder of run folders"

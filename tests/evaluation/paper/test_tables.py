@@ -25,6 +25,7 @@ from tokenrouter.evaluation.paper import (
 from tokenrouter.evaluation.paper.intervals import Sample, t_95
 from tokenrouter.evaluation.paper.render import as_csv, latex, legend, markdown
 from tokenrouter.evaluation.paper.write import QUICK, RESULTS, write_page, write_table
+from tokenrouter.evaluation.tables import markdown as padded
 from tokenrouter.telemetry import RunFolder
 from tokenrouter.telemetry.runfolder import is_finished
 
@@ -431,6 +432,12 @@ def test_names_with_marks_of_every_form_stay_names(tmp_path: Path) -> None:
     assert next(csv.DictReader(io.StringIO(as_csv(table))))["executor"] == f"[{HOSTILE}"
     files = write_table(table, tmp_path / "drawn", command="x", is_quick=False)
     assert all(path.stat().st_size for path in files)
+
+
+def test_a_column_that_is_left_out_moves_no_other() -> None:
+    """Numbers to the left, because an empty column of names stood before them."""
+    rule = padded(["a", "b", "number"], [["", "x", "1.0"]], num_left=2).splitlines()[1]
+    assert rule == "| -- | -----: |"
 
 
 def test_numbers_are_shown_as_such(tmp_path: Path) -> None:

@@ -108,8 +108,13 @@ def gather(folders: Iterable[Path]) -> Gathered:
 
 
 def _runs_below(folder: Path) -> Iterator[Path]:
-    """Run folders in a folder or that folder itself; nothing within a run is looked at."""
-    for at, folders, files in os.walk(folder):
+    """Run folders in a folder or that folder itself, behind links too; nothing within a run is looked at."""
+    seen: set[str] = set()
+    for at, folders, files in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(at)) in seen:  # a link back
+            folders.clear()
+            continue
+        seen.add(real)
         folders.sort(key=_natural)
         if STATUS in files:
             folders.clear()
