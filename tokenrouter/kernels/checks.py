@@ -8,6 +8,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from tokenrouter.kernels.values import PackedWeights, Product
+from tokenrouter.types import SparseRows
 
 MAX_INT8_INPUTS = (2**31 - 1) // 127**2  # sums of more products of int8 values leave int32
 
@@ -91,8 +92,12 @@ def check_product(
         )
 
 
-def check_plan(window: int | None, num_slots: int, num_int8: int) -> None:
-    """Raises ValueError for a window that shows nothing, or counts of slots that leave no full one."""
+def check_plan(
+    window: int | None, num_slots: int, num_int8: int, sparse: SparseRows | None = None
+) -> None:
+    """Raises ValueError for a window that shows nothing or cuts sparse rows, or slots of which no one is full."""
+    if window is not None and sparse is not None:
+        raise ValueError("attention with a window of the model's own cannot be sparse")
     if window is not None and window < 1:
         raise ValueError(
             f"window={window} shows a query no key: it must be at least 1, or None for all earlier keys"

@@ -30,7 +30,7 @@ from tokenrouter.kernels.values import (
     QuantizedRows,
     RouterTable,
 )
-from tokenrouter.types import AttentionBatch
+from tokenrouter.types import AttentionBatch, BlockMeans, SparseRows
 
 PackedInt4 = int4_matmul_reference.PackedInt4
 PackedInt8 = int8_matmul_reference.PackedInt8
@@ -191,6 +191,7 @@ class ReferenceKernels(KernelSet):
         window: int | None = None,
         num_observed_B: Tensor | None = None,
         num_int8: int = 0,
+        sparse: SparseRows | None = None,
     ) -> AttentionPlan:
         """See KernelSet."""
         return attention_reference.plan(
@@ -201,6 +202,7 @@ class ReferenceKernels(KernelSet):
             window=window,
             num_observed_B=num_observed_B,
             num_int8=num_int8,
+            sparse=sparse,
         )
 
     def attention(
@@ -212,6 +214,7 @@ class ReferenceKernels(KernelSet):
         out: Tensor | None = None,
         received: Tensor | None = None,
         int8: Int8Entries | None = None,
+        means: BlockMeans | None = None,
     ) -> Tensor:
         """See KernelSet."""
         reference_plan = cast(attention_reference.ReferencePlan, plan)

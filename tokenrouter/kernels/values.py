@@ -153,3 +153,7 @@ class AttentionPlan(Protocol):
     @property
     def received_size(self) -> int:
         """Length of ``received``: the visible entries of all requests, request by request."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that ``BlockMeans`` must have room for; 0: no row is sparse that does not see all."""

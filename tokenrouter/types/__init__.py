@@ -5,11 +5,13 @@ Imports torch only. Every other folder may import this one; it imports none of t
 
 from tokenrouter.types.forward import AttentionBatch, ForwardBatch, KVAccess, Segment
 from tokenrouter.types.routes import Attention, Branch, LayerSpan, Retention, Route, RouteTable
+from tokenrouter.types.sparse import BlockMeans, SparseAttention, SparseRows
 from tokenrouter.types.tokens import Phase, RouteInput, RoutingDecision, StepFeedback, TokenBatch
 
 __all__ = [
     "Attention",
     "AttentionBatch",
+    "BlockMeans",
     "Branch",
     "ForwardBatch",
     "KVAccess",
@@ -21,6 +23,8 @@ __all__ = [
     "RouteTable",
     "RoutingDecision",
     "Segment",
+    "SparseAttention",
+    "SparseRows",
     "StepFeedback",
     "TokenBatch",
 ]

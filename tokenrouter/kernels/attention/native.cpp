@@ -1,5 +1,6 @@
 // Plan and driver: which items there are, who runs them, and what remains when a request's last item is done.
 #include "attention/native.h"
+#include "attention/sparse.h"
 
 #include <ATen/Parallel.h>
 
@@ -63,6 +64,7 @@ AttentionPlan::AttentionPlan(const AttentionShape& shape, std::vector<AttentionR
         requests_[i].received_offset = received_size_;
         received_size_ += requests_[i].num_keys;
         column_offset_[i] = num_column_floats_;
+        plan_sparse(requests_[i]);
         const size_t before = items_.size();
         requests_[i].num_queries == 1 ? plan_decode(int64_t(i)) : plan_prefill(int64_t(i));
         num_request_items_[i] = int64_t(items_.size() - before);
@@ -71,8 +73,36 @@ AttentionPlan::AttentionPlan(const AttentionShape& shape, std::vector<AttentionR
     open_items_ = std::make_unique<std::atomic<int64_t>[]>(count);
 }
 
+// Which of the request's queries are sparse and do not see all, and where the blocks before the last one's window lie.
+void AttentionPlan::plan_sparse(AttentionRequest& request) {
+    SparseQueries found{{}, 0, {}, request.row};
+    std::vector<int64_t> limited;
+    for (int64_t i = 0; request.is_sparse && i < request.num_queries; ++i)
+        (request.is_sparse[i] && shape_.sparse.limits(request.query_start + i) ? limited : found.order).push_back(i);
+    if (limited.empty()) return;
+    found.num_full = int64_t(found.order.size());
+    found.order.insert(found.order.end(), limited.begin(), limited.end());
+    const int64_t count = shape_.sparse.num_blocks(request.query_start + limited.back());
+    for (int64_t b = 0; b <= count; ++b) found.edges.push_back(request.last_key(b * shape_.sparse.block - 1));
+    sparse_.push_back(std::move(found));
+    request.sparse = &sparse_.back();
+}
+
+int64_t AttentionPlan::num_blocks() const {
+    int64_t most = 0;
+    for (const SparseQueries& queries : sparse_) most = std::max(most, queries.num_blocks());
+    return most;
+}
+
 void AttentionPlan::plan_decode(int64_t r) {
     const AttentionRequest& request = requests_[size_t(r)];
+    if (request.sparse) {
+        const int64_t keys = (shape_.sparse.top_blocks + 2) * shape_.sparse.block + shape_.sparse.window;
+        for (int64_t g = 0; g < shape_.num_groups; ++g)
+            items_.push_back({r, g, 0, 1, request.num_observed ? g : -1, keys * 3});
+        num_column_floats_ += request.num_observed ? shape_.num_groups * request.num_keys : 0;
+        return;
+    }
     const int64_t first = request.first_key(request.query_start, shape_.window);
     const int64_t last = std::max(first, request.last_key(request.query_start));
     first_key_[size_t(r)] = first;
@@ -86,21 +116,30 @@ void AttentionPlan::plan_decode(int64_t r) {
 void AttentionPlan::plan_prefill(int64_t r) {
     const AttentionRequest& request = requests_[size_t(r)];
     const int64_t first = request.first_key(request.query_start, shape_.window) / 32 * 32;
-    const int64_t rows = request.num_queries * shape_.repeat();
-    const int64_t observed = request.observed_row(shape_.repeat());
-    int64_t num_observed = 0;
+    const int64_t num_panels = (request.num_keys - first + 31) / 32;
+    const int64_t num_full = request.sparse ? request.sparse->num_full : request.num_queries;
     first_key_[size_t(r)] = first;
     panel_offset_[size_t(r)] = num_panels_;
-    num_panels_ += shape_.num_groups * ((request.num_keys - first + 31) / 32);
+    num_panels_ += shape_.num_groups * num_panels;
     for (int64_t g = 0; g < shape_.num_groups; ++g) {
-        for (int64_t p = 0; p < (request.num_keys - first + 31) / 32; ++p) spans_.push_back({r, g, p});
-        for (int64_t begin = 0; begin < rows; begin += kBlockRows) {
-            const int64_t end = std::min(rows, begin + kBlockRows);
-            const int64_t keys = request.last_key(request.query_start + (end - 1) / shape_.repeat()) - first;
-            items_.push_back({r, g, begin, end, end > observed ? num_observed++ : -1, keys * 8});
-        }
+        for (int64_t p = 0; p < num_panels; ++p) spans_.push_back({r, g, p});
+        plan_rows(r, g, 0, num_full * shape_.repeat());
+        plan_rows(r, g, num_full * shape_.repeat(), request.num_queries * shape_.repeat());
     }
-    num_column_floats_ += num_observed * request.num_keys;
+}
+
+// Items of (query, head) rows of one kind.
+void AttentionPlan::plan_rows(int64_t r, int64_t group, int64_t begin, int64_t end) {
+    const AttentionRequest& request = requests_[size_t(r)];
+    for (; begin < end; begin += kBlockRows) {
+        const int64_t stop = std::min(end, begin + kBlockRows);
+        const int64_t query = request.query((stop - 1) / shape_.repeat());
+        const int64_t keys = request.last_key(request.query_start + query) - first_key_[size_t(r)];
+        const bool is_observed = request.is_observed(query);
+        const int64_t part = is_observed ? (num_column_floats_ - column_offset_[size_t(r)]) / request.num_keys : -1;
+        num_column_floats_ += is_observed ? request.num_keys : 0;
+        items_.push_back({r, group, begin, stop, part, keys * 8});
+    }
 }
 
 PackedKeys AttentionPlan::packed(int64_t r, int64_t group, uint8_t* panels) const {
@@ -120,6 +159,17 @@ void AttentionPlan::pack(const AttentionRun& run, uint8_t* panels) {
     });
 }
 
+void AttentionPlan::bring_up_means(const AttentionRun& run) const {
+    const int64_t groups = shape_.num_groups;
+    std::vector<const AttentionRequest*> sparse;
+    for (const AttentionRequest& request : requests_)
+        if (request.sparse && run.means.num_valid[request.row] < request.sparse->num_blocks()) sparse.push_back(&request);
+    at::parallel_for(0, int64_t(sparse.size()) * groups, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) add_means(shape_, *sparse[size_t(i / groups)], run, i % groups);
+    });
+    for (const AttentionRequest* request : sparse) run.means.num_valid[request->row] = request->sparse->num_blocks();
+}
+
 void AttentionPlan::run(const AttentionRun& run) {
     if (items_.empty()) return;
     WorkSpace& space = work_space();
@@ -131,6 +181,7 @@ void AttentionPlan::run(const AttentionRun& run) {
     if (observed) std::fill_n(columns, num_column_floats_, 0.0f);
     for (size_t r = 0; r < requests_.size(); ++r) open_items_[r] = num_request_items_[r];
     if (num_panels_) pack(run, panels);
+    bring_up_means(run);
     std::atomic<size_t> next{0};
     const size_t claim = items_per_claim();
     const auto work = [&](int64_t, int64_t) {
@@ -158,17 +209,18 @@ void AttentionPlan::run_item(const AttentionRun& run, const AttentionItem& item,
                              uint8_t* panels) {
     const AttentionRequest& request = requests_[size_t(item.request)];
     const bool observed = run.received && request.num_observed;
-    if (request.num_queries == 1) {
+    float* sums = observed && item.part >= 0 && !decodes_in_parts(request)
+                      ? columns + column_offset_[size_t(item.request)] + item.part * request.num_keys
+                      : nullptr;
+    if (decodes_in_parts(request)) {
         decode_item(shape_, request, item, run, part_at(shape_, parts, item.part, run.received, observed));
+    } else if (request.num_queries == 1) {
+        sparse_decode_item(shape_, request, item.group, run, sums);
     } else {
-        float* sums = observed && item.part >= 0
-                          ? columns + column_offset_[size_t(item.request)] + item.part * request.num_keys
-                          : nullptr;
-        prefill_item(shape_, request, item, run, packed(item.request, item.group, panels), sums,
-                     request.observed_row(shape_.repeat()));
+        prefill_item(shape_, request, item, run, packed(item.request, item.group, panels), sums);
     }
     if (--open_items_[size_t(item.request)] > 0) return;
-    if (request.num_queries == 1) {
+    if (decodes_in_parts(request)) {
         finish_decode(run, item.request, parts);
     } else if (observed) {
         finish_columns(run, item.request, columns);

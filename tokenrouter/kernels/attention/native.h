@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -23,14 +24,36 @@ constexpr int64_t kSplitChunks = kSplitKeys / kChunkKeys;
 constexpr int64_t kBlockRows = 32;   // (query, head) rows of one prefill item
 constexpr int64_t kBlockKeys = 128;  // keys between two rescalings of a prefill item
 
+// What a sparse query sees, in positions: types/sparse.py says it in full.
+struct SparseShape {
+    int64_t sinks, window, block, top_blocks;  // block 0: no query is sparse
+
+    int64_t window_start(int64_t position) const {
+        return std::max<int64_t>(0, position - window + 1) / block * block;
+    }
+    int64_t num_blocks(int64_t position) const { return window_start(position) / block; }  // before the window
+    bool limits(int64_t position) const { return block && num_blocks(position) > top_blocks; }
+};
+
 struct AttentionShape {
     int64_t num_heads, num_groups, head_dim;
     float scale;
     int64_t window;  // a query sees keys with query - key < window; 0: all earlier keys
     bool is_bf16;
+    SparseShape sparse;
 
     int64_t repeat() const { return num_heads / num_groups; }
     int64_t padded_dim() const { return (head_dim + 31) / 32 * 32; }
+};
+
+// A request some of whose queries are sparse.
+struct SparseQueries {
+    std::vector<int64_t> order;  // [Q] queries, those that see all before the sparse ones, each kind in its order
+    int64_t num_full;            // of the first kind
+    std::vector<int64_t> edges;  // of blocks before the last query's window: where their entries begin, and the last one's end
+    int64_t row;                 // of the slot table
+
+    int64_t num_blocks() const { return int64_t(edges.size()) - 1; }
 };
 
 struct AttentionRequest {
@@ -42,9 +65,13 @@ struct AttentionRequest {
     int64_t num_keys;
     int64_t num_observed;       // the last queries, whose attention `received` sums up
     int64_t received_offset;    // where its K entries lie in `received`
+    int64_t row;                // of the slot table
+    const uint8_t* is_sparse;   // [Q] or null: none is
+    const SparseQueries* sparse = nullptr;  // the plan's, where some are and do not see all
 
-    // The first (query, head) row that is observed.
-    int64_t observed_row(int64_t repeat) const { return std::max<int64_t>(0, num_queries - num_observed) * repeat; }
+    // Query number i in the order that items take them in, and whether `received` sums it up.
+    int64_t query(int64_t i) const { return sparse ? sparse->order[size_t(i)] : i; }
+    bool is_observed(int64_t query) const { return query >= num_queries - num_observed; }
 
     // Entries [first, last) that a query at `position` sees.
     int64_t last_key(int64_t position) const;
@@ -58,6 +85,14 @@ struct AttentionItem {
     int64_t cost;
 };
 
+// Mean keys of blocks, of one layer: values [rows of the slot table, num_blocks, G, D]. The first num_valid[row] of a row
+// are up to date: a run adds those that it needs.
+struct BlockMeans {
+    float* values;
+    int64_t num_blocks;
+    int64_t* num_valid;
+};
+
 // One run over one layer.
 struct AttentionRun {
     const void* q;       // [T, H, D], rows q_stride elements apart
@@ -65,6 +100,7 @@ struct AttentionRun {
     KvMemory kv;         // contiguous
     void* out;           // [T, H * D] contiguous
     float* received;     // sums over heads / H and observed queries are added, per entry of each request; or null
+    BlockMeans means;    // where some query is sparse
 };
 
 // ---- what the two kinds of items share --------------------------------------------------------------------------------
@@ -111,9 +147,9 @@ void copy_entries(const AttentionShape& shape, const KvMemory& kv, const int64_t
 // 0, 1, 2, ...: the slots of entries that lie side by side.
 const int64_t* neighbours();
 
-// `columns` [K] or null: attention received by every entry from the observed rows (from `observed_row` on) is added.
+// `columns` [K] or null: attention received by every entry from the observed rows, summed over heads, is added.
 void prefill_item(const AttentionShape& shape, const AttentionRequest& request, const AttentionItem& item,
-                  const AttentionRun& run, const PackedKeys& packed, float* columns, int64_t observed_row);
+                  const AttentionRun& run, const PackedKeys& packed, float* columns);
 
 class AttentionPlan {
   public:
@@ -123,11 +159,18 @@ class AttentionPlan {
 
     int64_t received_size() const { return received_size_; }
 
+    // Blocks that the means of a row must have room for; 0: no query is sparse.
+    int64_t num_blocks() const;
+
   private:
+    void plan_sparse(AttentionRequest& request);
     void plan_decode(int64_t request);
     void plan_prefill(int64_t request);
+    void plan_rows(int64_t request, int64_t group, int64_t begin, int64_t end);
+    bool decodes_in_parts(const AttentionRequest& request) const { return request.num_queries == 1 && !request.sparse; }
     PackedKeys packed(int64_t request, int64_t group, uint8_t* panels) const;
     void pack(const AttentionRun& run, uint8_t* panels);
+    void bring_up_means(const AttentionRun& run) const;
     size_t items_per_claim() const;
     void run_item(const AttentionRun& run, const AttentionItem& item, float* parts, float* columns, uint8_t* panels);
     void finish_decode(const AttentionRun& run, int64_t request, float* parts);
@@ -135,6 +178,7 @@ class AttentionPlan {
 
     AttentionShape shape_;
     std::vector<AttentionRequest> requests_;
+    std::deque<SparseQueries> sparse_;  // whose places stay
     std::vector<AttentionItem> items_;
     struct PanelSpan {
         int64_t request, group, panel;

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenrouter.kernels.checks import check_plan
-from tokenrouter.types import AttentionBatch
+from tokenrouter.types import AttentionBatch, SparseAttention, SparseRows
 
 GROUP_WASTE_KEYS = 400  # padding that costs as much as one more call
 IN_PLACE_MIN_KEYS = 384  # from here on reading in place saves more than a call of its own costs
@@ -24,7 +24,7 @@ class Span:
 
     ``query_index_Q`` are its rows of the forward, ``slots_K`` its visible entries, ``key_positions_K`` their positions
     (None: 0 .. K-1), ``first_slot`` the first slot when they lie in a row, else -1, ``num_observed`` its last queries
-    that report.
+    that report, ``sparse_Q`` those queries (int64, from 0) that are sparse and may not see everything.
     """
 
     query_index_Q: Tensor
@@ -33,6 +33,14 @@ class Span:
     key_positions_K: Tensor | None
     first_slot: int
     num_observed: int
+    sparse_Q: Tensor
+
+    @property
+    def positions_K(self) -> Tensor:
+        """Of its entries, int64."""
+        if self.key_positions_K is None:
+            return torch.arange(len(self.slots_K), device=self.slots_K.device)
+        return self.key_positions_K
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +72,12 @@ class ReferencePlan:
     window: int | None
     num_full: int
     num_int8: int
+    sparse: SparseAttention | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """None: mean keys are found anew."""
+        return 0
 
     @property
     def received_size(self) -> int:
@@ -80,14 +94,15 @@ def plan(
     window: int | None = None,
     num_observed_B: Tensor | None = None,
     num_int8: int = 0,
+    sparse: SparseRows | None = None,
 ) -> ReferencePlan:
     """Groups the requests of ``batch`` into calls; arguments and errors as in ``KernelSet.plan_attention``."""
-    check_plan(window, num_slots, num_int8)
+    check_plan(window, num_slots, num_int8, sparse)
     num_full = num_slots - num_int8
-    spans = _spans(batch, num_observed_B, num_full)
-    alone = [_runs_alone(span) for span in spans]
-    calls = [_single(s, window, dtype) for s, single in zip(spans, alone, strict=True) if single]
-    decode = [span for span, single in zip(spans, alone, strict=True) if not single]
+    spans = _spans(batch, num_observed_B, num_full, sparse)
+    dense = [span for span in spans if not len(span.sparse_Q)]
+    calls = [_single(span, window, dtype) for span in dense if _runs_alone(span)]
+    decode = [span for span in dense if not _runs_alone(span)]
     decode.sort(key=lambda span: -span.slots_K.shape[0])
     start, waste = 0, 0
     for end in range(1, len(decode) + 1):
@@ -101,14 +116,17 @@ def plan(
         calls=tuple(calls),
         spans=tuple(spans),
         scale=scale,
-        in_order=_covers_in_order(calls),
+        in_order=len(dense) == len(spans) and _covers_in_order(calls),
         window=window,
         num_full=num_full,
         num_int8=num_int8,
+        sparse=sparse.spec if sparse else None,
     )
 
 
-def _spans(batch: AttentionBatch, num_observed_B: Tensor | None, num_full: int) -> list[Span]:
+def _spans(
+    batch: AttentionBatch, num_observed_B: Tensor | None, num_full: int, sparse: SparseRows | None
+) -> list[Span]:
     spans, offset, query_rows_T = [], 0, batch.query_rows_T.clone()
     observed_B = torch.zeros_like(batch.row_B) if num_observed_B is None else num_observed_B
     for queries, start, row, keys, observed in zip(
@@ -121,18 +139,29 @@ def _spans(batch: AttentionBatch, num_observed_B: Tensor | None, num_full: int) 
     ):
         slots_K = batch.slots_RN[row, :keys].clone()
         positions_RN = batch.positions_RN
+        index_Q = query_rows_T[offset : offset + queries]
         spans.append(
             Span(
-                query_index_Q=query_rows_T[offset : offset + queries],
+                query_index_Q=index_Q,
                 query_start=start,
                 slots_K=slots_K,
                 key_positions_K=None if positions_RN is None else positions_RN[row, :keys].clone(),
                 first_slot=_first_of_run(slots_K, num_full),
                 num_observed=min(observed, queries),
+                sparse_Q=_limited(index_Q, start, sparse),
             )
         )
         offset += queries
     return spans
+
+
+def _limited(index_Q: Tensor, query_start: int, sparse: SparseRows | None) -> Tensor:
+    """The queries that are sparse and may not see everything."""
+    if sparse is None:
+        return index_Q[:0]
+    positions_Q = torch.arange(query_start, query_start + len(index_Q), device=index_Q.device)
+    is_limited_Q = positions_Q >= sparse.spec.first_limited
+    return (sparse.is_sparse_T[index_Q] & is_limited_Q).nonzero().flatten()
 
 
 def _first_of_run(slots_K: Tensor, num_full: int) -> int:
@@ -183,16 +212,12 @@ def _single(span: Span, window: int | None, dtype: torch.dtype) -> Call:
 
 def visible(span: Span, window: int | None) -> Tensor | None:
     """Visible keys per query ``[Q, K]``, or None when every key is visible to every query."""
-    num_queries, num_keys = span.query_index_Q.shape[0], span.slots_K.shape[0]
+    num_queries = span.query_index_Q.shape[0]
     in_window = window is None or span.query_start < window
     if num_queries == 1 and in_window and _last_position(span) <= span.query_start:
         return None
     device = span.slots_K.device
-    key_K = (
-        torch.arange(num_keys, device=device)
-        if span.key_positions_K is None
-        else span.key_positions_K
-    )
+    key_K = span.positions_K
     query_Q1 = torch.arange(span.query_start, span.query_start + num_queries, device=device)[
         :, None
     ]

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenrouter.kernels.attention.plan import Call, ReferencePlan, plan, visible
+from tokenrouter.kernels.attention import sparse
+from tokenrouter.kernels.attention.plan import Call, ReferencePlan, Span, plan, visible
 from tokenrouter.kernels.values import Int8Entries
 
 __all__ = ["ReferencePlan", "gather", "plan", "run"]
@@ -42,6 +43,12 @@ def run(
             out_THD[call.rows] = result_NHD
         else:
             out_THD.index_copy_(0, call.rows, result_NHD)
+    for span in plan.spans:
+        if plan.sparse and len(span.sparse_Q):
+            q_QHD, entries_KPD = q_THD[span.query_index_Q], gather(kv_SPD, int8, span.slots_K)
+            out_THD[span.query_index_Q] = sparse.attend(
+                span, plan.sparse, q_QHD, entries_KPD, plan.scale
+            )
     return out
 
 
@@ -73,12 +80,20 @@ def _observe(
         key_KGD = gather(kv_SPD, int8, span.slots_K)[:, :groups].float()
         key_KHD = key_KGD.repeat_interleave(num_heads // groups, 1)
         scores_HQK = torch.einsum("qhd,khd->hqk", q_QHD, key_KHD) * plan.scale
-        mask = visible(span, plan.window)
+        mask = _mask(span, plan, q_THD, key_KGD)
         if mask is not None:
-            scores_HQK.masked_fill_(~mask[first:], float("-inf"))
+            scores_HQK.masked_fill_(~mask[..., first:, :], float("-inf"))
         weights_HQK = scores_HQK.softmax(-1).nan_to_num_(0.0)  # a query that sees nothing
         received[offset : offset + num_keys] += weights_HQK.sum(1).mean(0)
         offset += num_keys
+
+
+def _mask(span: Span, plan: ReferencePlan, q_THD: Tensor, key_KGD: Tensor) -> Tensor | None:
+    """Which entries the span's queries see, as scores ``[H, Q, K]`` take it; None: all."""
+    if plan.sparse is None or not len(span.sparse_Q):
+        return visible(span, plan.window)
+    mask_GQK = sparse.seen(span, plan.sparse, q_THD[span.query_index_Q], key_KGD)
+    return mask_GQK.repeat_interleave(q_THD.shape[1] // key_KGD.shape[1], 0)
 
 
 def _run_call(

@@ -2,10 +2,12 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "attention/native.h"
+#include "native/attention_batch.h"
 #include "native/bindings.h"
 #include "native/checks.h"
 #include "native/rows.h"
@@ -64,105 +66,38 @@ void rope(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor&
     rope_store_kv(rope_args(qkv, cos, sin, slots, kv, q_out, int8, scales), is_bf16(qkv));
 }
 
-constexpr int64_t kMaxPosition = int64_t(1) << 60;  // sums of positions and counts stay below 2^63
-
-// The requests of a forward, as Python gives them.
-struct Batch {
-    const Tensor &query_rows, &num_queries, &query_start, &row, &num_keys, &slots;
-    const std::optional<Tensor>&positions, &num_observed;
-
-    int64_t size() const { return num_queries.numel(); }
-
-    int64_t keys(int64_t i) const { return num_keys.data_ptr<int64_t>()[i]; }
-
-    const int64_t* row_of(const Tensor& table, int64_t i) const {
-        return table.data_ptr<int64_t>() + row.data_ptr<int64_t>()[i] * table.size(1);
-    }
-
-    void check() const {
-        for (const auto& [t, name] : {std::pair{&query_rows, "query_rows"}, std::pair{&num_queries, "num_queries"},
-                                      std::pair{&query_start, "query_start"}, std::pair{&row, "row"},
-                                      std::pair{&num_keys, "num_keys"}, std::pair{&slots, "slots"}}) {
-            check_dtype(*t, at::kLong, name);
-            check_contiguous(*t, name);
-            if (t != &query_rows && t != &slots) check_shape(*t, {size()}, name);
-        }
-        if (num_observed) {
-            check_dtype(*num_observed, at::kLong, "num_observed");
-            check_contiguous(*num_observed, "num_observed");
-            check_shape(*num_observed, {size()}, "num_observed");
-        }
-        TORCH_CHECK_VALUE(slots.dim() == 2, "slots must be [rows, entries], got ", slots.sizes());
-        if (positions) {
-            check_dtype(*positions, at::kLong, "positions");
-            check_shape(*positions, slots.sizes(), "positions");
-            check_contiguous(*positions, "positions");
-        }
-        for (int64_t i = 0; i < size(); ++i) {
-            const int64_t r = row.data_ptr<int64_t>()[i];
-            TORCH_CHECK_INDEX(r >= 0 && r < slots.size(0), "row ", r, " is outside the slot table");
-            TORCH_CHECK_INDEX(keys(i) >= 0 && keys(i) <= slots.size(1), keys(i),
-                              " keys are more than the slot table holds");
-        }
-    }
-};
-
-// Indices that a plan has copied: what becomes of the caller's tensors has no effect on its runs. The memory goes from one
-// plan of a thread to the next.
-class Indices {
-  public:
-    explicit Indices(int64_t size) : held_(std::move(spare())) {
-        if (int64_t(held_.size()) < size) held_.resize(size_t(size));
-    }
-
-    ~Indices() {
-        if (held_.size() > spare().size()) spare() = std::move(held_);
-    }
-
-    Indices(const Indices&) = delete;
-    Indices& operator=(const Indices&) = delete;
-
-    const int64_t* copy(const int64_t* from, int64_t count) {
-        int64_t* to = held_.data() + used_;
-        std::copy_n(from, count, to);
-        used_ += count;
-        return to;
-    }
-
-  private:
-    std::vector<int64_t> held_;
-    int64_t used_ = 0;
-
-    static std::vector<int64_t>& spare() {
-        static thread_local std::vector<int64_t> of_thread;
-        return of_thread;
-    }
-};
+// Sinks, window, block, top blocks, and per token of the forward whether it is sparse.
+using SparseRows = std::tuple<int64_t, int64_t, int64_t, int64_t, Tensor>;
 
 class Plan {
   public:
     Plan(const Tensor& query_rows, const Tensor& num_queries, const Tensor& query_start, const Tensor& row,
          const Tensor& num_keys, const Tensor& slots, const std::optional<Tensor>& positions, int64_t num_slots,
          int64_t num_int8, int64_t num_heads, int64_t num_groups, int64_t head_dim, double scale, int64_t window,
-         bool bf16, const std::optional<Tensor>& num_observed)
+         bool bf16, const std::optional<Tensor>& num_observed, const std::optional<SparseRows>& sparse)
         : num_slots_(num_slots), num_int8_(num_int8),
-          shape_{num_heads, num_groups, head_dim, float(scale), window, bf16} {
+          shape_{num_heads, num_groups, head_dim, float(scale), window, bf16, sparse_shape(sparse)} {
         TORCH_CHECK_VALUE(num_groups > 0 && num_heads > 0 && num_heads % num_groups == 0 && head_dim > 0,
                           num_heads, " query heads of size ", head_dim, " cannot share ", num_groups, " key heads");
         TORCH_CHECK_VALUE(scale > 0, "the softmax scale must be positive, got ", scale);
         TORCH_CHECK_VALUE(window >= 0, "window must not be negative");
+        TORCH_CHECK_VALUE(!window || !sparse, "attention with a window of the model's own cannot be sparse");
         const Batch batch{query_rows, num_queries, query_start, row, num_keys, slots, positions, num_observed};
         batch.check();
         num_tokens_ = query_rows.numel();
         int64_t keys = 0;
         for (int64_t i = 0; i < batch.size(); ++i) keys += batch.keys(i);
         indices_ = std::make_unique<Indices>(num_tokens_ + keys * (positions ? 2 : 1));
-        plan_ = std::make_unique<AttentionPlan>(shape_, requests_of(batch));
+        plan_ = std::make_unique<AttentionPlan>(shape_, requests_of(batch, sparse ? &std::get<4>(*sparse) : nullptr));
+        num_rows_ = slots.size(0);
     }
 
     void run(const Tensor& q, const Tensor& kv, const Tensor& out, const std::optional<Tensor>& received,
-             const std::optional<Tensor>& int8, const std::optional<Tensor>& scales) {
-        plan_->run(run_args(q, kv, out, received, int8, scales));
+             const std::optional<Tensor>& int8, const std::optional<Tensor>& scales,
+             const std::optional<Tensor>& means, const std::optional<Tensor>& num_valid) {
+        AttentionRun args = run_args(q, kv, out, received, int8, scales);
+        args.means = block_means(means, num_valid);
+        plan_->run(args);
     }
 
     AttentionRun run_args(const Tensor& q, const Tensor& kv, const Tensor& out, const std::optional<Tensor>& received,
@@ -188,35 +123,77 @@ class Plan {
             check_contiguous(*received, "received");
         }
         return {q.data_ptr(), q.stride(0), memory, out.data_ptr(),
-                received ? received->data_ptr<float>() : nullptr};
+                received ? received->data_ptr<float>() : nullptr, {}};
     }
 
     // rope_store_kv, then run; nothing is written before both are checked.
     void attend(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& slots, const Tensor& kv,
                 const Tensor& out, const std::optional<Tensor>& received, const std::optional<Tensor>& int8,
-                const std::optional<Tensor>& scales) {
+                const std::optional<Tensor>& scales, const std::optional<Tensor>& means,
+                const std::optional<Tensor>& num_valid) {
         const auto dtype = shape_.is_bf16 ? at::kBFloat16 : at::kFloat;
         check_dtype(qkv, dtype, "qkv");
         check_shape(qkv, {num_tokens_, (shape_.num_heads + 2 * shape_.num_groups) * shape_.head_dim}, "qkv");
         if (!q_.defined()) q_ = at::empty({num_tokens_, shape_.num_heads, shape_.head_dim}, dtype);
-        const AttentionRun args = run_args(q_, kv, out, received, int8, scales);
+        AttentionRun args = run_args(q_, kv, out, received, int8, scales);
+        args.means = block_means(means, num_valid);
         rope_store_kv(rope_args(qkv, cos, sin, slots, kv, q_, int8, scales), shape_.is_bf16);
         plan_->run(args);
     }
 
     int64_t received_size() const { return plan_->received_size(); }
 
+    int64_t num_blocks() const { return plan_->num_blocks(); }
+
   private:
-    Tensor q_;
-    int64_t num_slots_, num_int8_, num_tokens_ = 0;
+    Tensor q_, means_, num_valid_;
+    std::vector<uint8_t> is_sparse_;
+    int64_t num_slots_, num_int8_, num_tokens_ = 0, num_rows_ = 0;
     AttentionShape shape_;
     std::unique_ptr<Indices> indices_;
     std::unique_ptr<AttentionPlan> plan_;
 
+    static SparseShape sparse_shape(const std::optional<SparseRows>& sparse) {
+        if (!sparse) return {};
+        const auto& [sinks, window, block, top_blocks, is_sparse] = *sparse;
+        TORCH_CHECK_VALUE(sinks >= 0 && window >= 1 && block >= 1 && top_blocks >= 0 &&
+                              std::max({sinks, window, block, top_blocks}) <= kMaxPosition,
+                          "sparse attention needs sinks >= 0, window >= 1, block >= 1 and top_blocks >= 0");
+        return {sinks, window, block, top_blocks};
+    }
+
+    // The caller's, which must have room for the plan's blocks; or a run's own.
+    BlockMeans block_means(const std::optional<Tensor>& means, const std::optional<Tensor>& num_valid) {
+        TORCH_CHECK_VALUE(means.has_value() == num_valid.has_value(), "means come with num_valid, and num_valid with means");
+        const int64_t groups = shape_.num_groups, dim = shape_.head_dim;
+        if (!means && num_blocks()) {
+            means_ = at::empty({num_rows_, num_blocks(), groups, dim}, at::kFloat);
+            num_valid_ = at::zeros({num_rows_}, at::kLong);
+        }
+        const Tensor& values = means ? *means : means_;
+        const Tensor& valid = means ? *num_valid : num_valid_;
+        if (!num_blocks()) return {};
+        check_dtype(values, at::kFloat, "means");
+        TORCH_CHECK_VALUE(values.dim() == 4 && values.size(1) >= num_blocks(), "means must be [rows, at least ",
+                          num_blocks(), " blocks, key heads, head size], got ", values.sizes());
+        check_shape(values, {num_rows_, values.size(1), groups, dim}, "means");
+        check_contiguous(values, "means");
+        check_dtype(valid, at::kLong, "num_valid");
+        check_shape(valid, {num_rows_}, "num_valid");
+        check_contiguous(valid, "num_valid");
+        return {values.data_ptr<float>(), values.size(1), valid.data_ptr<int64_t>()};
+    }
+
     // Copies what the requests point to.
-    std::vector<AttentionRequest> requests_of(const Batch& batch) {
+    std::vector<AttentionRequest> requests_of(const Batch& batch, const Tensor* is_sparse) {
         const int64_t* query_rows = indices_->copy(batch.query_rows.data_ptr<int64_t>(), num_tokens_);
         check_rows_partition(query_rows);
+        if (is_sparse) {
+            check_dtype(*is_sparse, at::kBool, "is_sparse");
+            check_shape(*is_sparse, {num_tokens_}, "is_sparse");
+            check_contiguous(*is_sparse, "is_sparse");
+            for (int64_t i = 0; i < num_tokens_; ++i) is_sparse_.push_back(is_sparse->data_ptr<bool>()[query_rows[i]]);
+        }
         std::vector<AttentionRequest> requests;
         int64_t at = 0;
         for (int64_t i = 0; i < batch.size(); ++i) {
@@ -231,7 +208,8 @@ class Plan {
             check_slots(slots, keys, num_slots_);
             const int64_t* positions =
                 batch.positions ? indices_->copy(batch.row_of(*batch.positions, i), keys) : nullptr;
-            requests.push_back({query_rows + at, queries, start, slots, positions, keys, observed, 0});
+            requests.push_back({query_rows + at, queries, start, slots, positions, keys, observed, 0,
+                                batch.row.data_ptr<int64_t>()[i], is_sparse ? is_sparse_.data() + at : nullptr});
             at += queries;
         }
         TORCH_CHECK_VALUE(at == num_tokens_, "requests have ", at, " queries, there are ", num_tokens_, " rows");
@@ -258,10 +236,11 @@ void bind_attention(pybind11::module_& m) {
     pybind11::class_<Plan>(m, "AttentionPlan")
         .def(pybind11::init<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                             const std::optional<Tensor>&, int64_t, int64_t, int64_t, int64_t, int64_t, double, int64_t,
-                            bool, const std::optional<Tensor>&>())
+                            bool, const std::optional<Tensor>&, const std::optional<SparseRows>&>())
         .def("run", &Plan::run)
         .def("attend", &Plan::attend)
-        .def_property_readonly("received_size", &Plan::received_size);
+        .def_property_readonly("received_size", &Plan::received_size)
+        .def_property_readonly("num_blocks", &Plan::num_blocks);
 }
 
 }  // namespace tr

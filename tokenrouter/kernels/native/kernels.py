@@ -3,6 +3,7 @@
 Products of bfloat16 and int8 rows are ours; a dense float32 product is torch's (MKL is as fast as the cores allow).
 """
 
+from dataclasses import astuple
 from typing import Any, cast
 
 import torch
@@ -30,7 +31,7 @@ from tokenrouter.kernels.values import (
     Product,
     QuantizedRows,
 )
-from tokenrouter.types import AttentionBatch
+from tokenrouter.types import AttentionBatch, BlockMeans, SparseRows
 
 
 class NativeKernels(NativeRows):
@@ -216,9 +217,10 @@ class NativeKernels(NativeRows):
         window: int | None = None,
         num_observed_B: Tensor | None = None,
         num_int8: int = 0,
+        sparse: SparseRows | None = None,
     ) -> AttentionPlan:
         """See KernelSet."""
-        check_plan(window, num_slots, num_int8)
+        check_plan(window, num_slots, num_int8, sparse)
         plan: AttentionPlan = self._module.AttentionPlan(
             batch.query_rows_T,
             batch.num_queries_B,
@@ -236,6 +238,7 @@ class NativeKernels(NativeRows):
             window or 0,
             dtype == torch.bfloat16,
             num_observed_B,
+            sparse and (*astuple(sparse.spec), sparse.is_sparse_T),
         )
         return plan
 
@@ -248,11 +251,13 @@ class NativeKernels(NativeRows):
         out: Tensor | None = None,
         received: Tensor | None = None,
         int8: Int8Entries | None = None,
+        means: BlockMeans | None = None,
     ) -> Tensor:
         """See KernelSet."""
         if out is None:
             out = q_THD.new_empty(q_THD.shape[0], q_THD.shape[1:].numel())
-        cast(Any, plan).run(q_THD, kv_SPD, out, received, *(int8 or (None, None)))
+        parts = *(int8 or (None, None)), *(means or (None, None))
+        cast(Any, plan).run(q_THD, kv_SPD, out, received, *parts)
         return out
 
     def attend(
@@ -267,12 +272,13 @@ class NativeKernels(NativeRows):
         out: Tensor | None = None,
         received: Tensor | None = None,
         int8: Int8Entries | None = None,
+        means: BlockMeans | None = None,
     ) -> Tensor:
         """See KernelSet."""
         if out is None:
             width = qkv_TO.shape[1] - kv_SPD.shape[1] * kv_SPD.shape[2]
             out = qkv_TO.new_empty(qkv_TO.shape[0], max(width, 0))
-        parts = int8 or (None, None)
+        parts = *(int8 or (None, None)), *(means or (None, None))
         cast(Any, plan).attend(qkv_TO, cos_TD, sin_TD, slots_T, kv_SPD, out, received, *parts)
         return out
 
