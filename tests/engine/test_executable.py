@@ -62,13 +62,12 @@ def test_a_lost_route_runs_high_in_all_layers(
 @pytest.mark.parametrize(
     ("asked", "built"),
     [
-        ({"attention": "sparse"}, "full"),
         ({"branch": "draft"}, "target"),
         ({"branch": "shallow"}, "target"),
     ],
 )
 def test_what_is_not_built_yet_is_refused_by_name(asked: dict[str, Any], built: str) -> None:
-    """Routes with sparse attention or a draft model ran as full and target."""
+    """Routes with a draft model ran as target."""
     [(name, value)] = asked.items()
     route = Route(name="thrifty", spans=LOW.spans, **asked)
     message = f"'thrifty' of router 'random' asks for {name}='{value}', .*only {name}='{built}'"

@@ -55,7 +55,10 @@ def build_engine(
     """
     check_observed(router.features, options.observe, model.config.num_layers, router.name)
     _warn_of_ignored(options)
-    routes = executable_routes(router, model.config.num_layers, pool.executors)
+    has_sparse = pool.low_attention is not None
+    routes = executable_routes(
+        router, model.config.num_layers, pool.executors, has_sparse=has_sparse
+    )
     check_after_layer(router, routes.table, model.config.num_layers)
     memory = build_memory(model, router, pool, options, routes)
     scheduler = _scheduler(memory, options)
@@ -152,9 +155,10 @@ def _runner(
         Decoder(model, pool.kernels, memory.layer_groups),
         pool,
         memory.arena,
-        ForwardBuilder(routes.table, model.config.num_layers, memory.pool),
+        ForwardBuilder(routes.table, model.config.num_layers, memory.pool, pool.low_attention),
         heads=[name if pool.lm_head == "low" else "high" for name in routes.executors],
         watcher=memory.retainer or memory.observer,
+        mean_keys=memory.mean_keys,
         after_layer=router.after_layer,
     )
 

@@ -31,7 +31,7 @@ class ExecutableRoutes:
 
 
 def executable_routes(
-    router: Router, num_layers: int, executors: Collection[str]
+    router: Router, num_layers: int, executors: Collection[str], *, has_sparse: bool = False
 ) -> ExecutableRoutes:
     """Matches the router's routes with the executors of a pool.
 
@@ -39,14 +39,18 @@ def executable_routes(
         router: asked for its routes and for ``only_route``.
         num_layers: of the model.
         executors: names of the pool's executors.
+        has_sparse: whether the pool says what sparse attention sees.
 
     Raises:
-        ValueError: a route asks for attention or a branch that no engine has yet.
+        ValueError: a route asks for a branch that no engine has yet.
     """
     asked = router.routes(num_layers).routes
     for route in asked:
         _refuse_unbuilt(route, router.name)
-    possible = [route.executors <= set(executors) for route in asked]
+    possible = [
+        route.executors <= set(executors) and (has_sparse or route.attention == "full")
+        for route in asked
+    ]
     routes = asked if all(possible) else _with_high(asked, num_layers)
     fallback = next((i for i, route in enumerate(routes) if _is_high(route)), -1)
     executed = [i if ok else fallback for i, ok in enumerate(possible)]
@@ -77,22 +81,23 @@ def check_after_layer(router: Router, table: RouteTable, num_layers: int) -> Non
             f"router {router.name} decides after layer {first}, and the model has {num_layers}: there must be a layer "
             f"left to route, so at most {num_layers - 1}"
         )
-    paths = {route.name: tuple(map(route.executor_at, range(first))) for route in table.routes}
+    paths = {
+        route.name: (route.attention, *map(route.executor_at, range(first)))
+        for route in table.routes
+    }
     if len(set(paths.values())) > 1:
         raise ValueError(
             f"router {router.name} decides after layer {first}, and its routes {', '.join(paths)} differ before it: "
-            "give them the same executors there"
+            "give them the same executors and attention there"
         )
 
 
 def _refuse_unbuilt(route: Route, router: str) -> None:
-    built = {"attention": "full", "branch": "target"}
-    for name, value in built.items():
-        if (wanted := getattr(route, name)) != value:
-            raise ValueError(
-                f"route {route.name!r} of router {router!r} asks for {name}={wanted!r}, which is not built yet: "
-                f"only {name}={value!r} runs; change the route"
-            )
+    if route.branch != "target":
+        raise ValueError(
+            f"route {route.name!r} of router {router!r} asks for branch={route.branch!r}, which is not built yet: only "
+            "branch='target' runs; change the route"
+        )
 
 
 def _with_high(routes: tuple[Route, ...], num_layers: int) -> tuple[Route, ...]:
@@ -106,7 +111,7 @@ def _with_high(routes: tuple[Route, ...], num_layers: int) -> tuple[Route, ...]:
 
 def _is_high(route: Route) -> bool:
     """Whether a token on it is computed as one of all_high is: what a lost route may be replaced with."""
-    return route.executors == {"high"}
+    return route.executors == {"high"} and route.attention == "full"
 
 
 def _main_executor(route: Route) -> str:

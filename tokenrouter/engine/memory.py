@@ -14,7 +14,7 @@ from tokenrouter.engine.prefix_key import ALIKE, UNSHAREABLE, is_shareable, pref
 from tokenrouter.engine.retainer import Retainer, bounds_live
 from tokenrouter.executors import ExecutorPool
 from tokenrouter.kernels import QuantizedRows
-from tokenrouter.kvcache import HostTier, KVArena, KVPool, PrefixCache
+from tokenrouter.kvcache import HostTier, KVArena, KVPool, MeanKeys, PrefixCache
 from tokenrouter.kvcache.retention import RetentionOptions
 from tokenrouter.models import LoadedModel
 from tokenrouter.routers.base import Router
@@ -39,6 +39,7 @@ class Memory(NamedTuple):
     sharing: PrefixSharing | None
     observer: Observer | None
     retainer: Retainer | None
+    mean_keys: MeanKeys | None
 
 
 def build_memory(
@@ -90,6 +91,21 @@ def build_memory(
         sharing=_sharing(router, kv_pool, options) if options.prefix_sharing else None,
         observer=Observer(options.observe, layer_groups) if options.observe else None,
         retainer=retainer,
+        mean_keys=_mean_keys(model, pool, kv_pool, layer_groups),
+    )
+
+
+def _mean_keys(
+    model: LoadedModel, pool: ExecutorPool, kv_pool: KVPool, layer_groups: tuple[int, ...]
+) -> MeanKeys | None:
+    if pool.low_attention is None:
+        return None
+    return MeanKeys(
+        kv_pool.tables,
+        layer_groups,
+        block=pool.low_attention.block,
+        num_kv_heads=model.config.num_kv_heads,
+        head_dim=model.config.head_dim,
     )
 
 

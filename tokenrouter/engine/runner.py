@@ -15,7 +15,7 @@ from tokenrouter.engine.dispatcher import Work
 from tokenrouter.engine.observation import Watcher
 from tokenrouter.engine.step import ForwardBuilder, IntArray, PackedStep
 from tokenrouter.executors import Executor, ExecutorPool
-from tokenrouter.kvcache import KVArena
+from tokenrouter.kvcache import KVArena, MeanKeys
 from tokenrouter.models import Decoder, ForwardTimes, Observation
 from tokenrouter.types import ForwardBatch
 
@@ -69,6 +69,7 @@ class Runner:
         builder: ForwardBuilder,
         heads: Sequence[str],
         watcher: Watcher | None = None,
+        mean_keys: MeanKeys | None = None,
         after_layer: int = 0,
     ) -> None:
         """``heads`` names, per route, the executor path whose lm_head its tokens use.
@@ -82,6 +83,7 @@ class Runner:
         self._heads = sorted(set(heads))
         self._head_of = np.array([self._heads.index(head) for head in heads])
         self._watcher = watcher
+        self._mean_keys = mean_keys
         num_layers = decoder.config.num_layers
         self._first, self._others = range(after_layer), range(after_layer, num_layers)
 
@@ -160,7 +162,9 @@ class Runner:
         observation: Observation | None,
         hidden_TE: Tensor | None = None,
     ) -> Tensor:
-        arena = self._arena
+        arena, means = self._arena, self._mean_keys
+        if means is not None:
+            means.forget_changed()
         return self._decoder.forward(
             forward,
             self._executors,
@@ -168,6 +172,7 @@ class Runner:
             times,
             observation,
             arena.int8,
+            means.layers if means else None,
             layers,
             hidden_TE,
         )

@@ -19,6 +19,8 @@ from tokenrouter.types import (
     Phase,
     RouteTable,
     Segment,
+    SparseAttention,
+    SparseRows,
     TokenBatch,
 )
 
@@ -126,9 +128,23 @@ def ranges(start_C: IntArray, length_C: IntArray) -> IntArray:
 class ForwardBuilder:
     """Turns chunks into a ForwardBatch: tokens sorted by route, slices per executor, a KVAccess per layer group."""
 
-    def __init__(self, table: RouteTable, num_layers: int, pool: KVPool) -> None:
-        """Reads ``pool``'s slot tables, one per layer group, whenever it builds; changes none."""
+    def __init__(
+        self,
+        table: RouteTable,
+        num_layers: int,
+        pool: KVPool,
+        sparse: SparseAttention | None = None,
+    ) -> None:
+        """Reads ``pool``'s slot tables, one per layer group, whenever it builds; changes none.
+
+        With ``sparse``, rows of the low path attend so.
+        """
         self._tables = pool.tables
+        self._sparse = sparse
+        self._sparse_routes: list[tuple[bool, ...]] = [
+            tuple(route.is_sparse_at(layer, ("low",)) for route in table.routes)
+            for layer in range(num_layers)
+        ]
         # Per layer, the executor of each route; equal layers share one entry, so segments are built once per pattern.
         self._patterns: list[tuple[str, ...]] = [
             tuple(route.executor_at(layer) for route in table.routes) for layer in range(num_layers)
@@ -166,8 +182,22 @@ class ForwardBuilder:
             positions_T=positions_T,
             segments=self._segments(np.bincount(route_T).tolist()),
             kv=tuple(_access(table, spans, row_T, positions_T.numpy()) for table in self._tables),
+            sparse=self._sparse_rows(route_T[order_T], positions_T.numpy()),
         )
         return forward, rows
+
+    def _sparse_rows(
+        self, route_T: IntArray, positions_T: IntArray
+    ) -> tuple[SparseRows | None, ...] | None:
+        """For each layer the rows that do not see all."""
+        if self._sparse is None or not (positions_T >= self._sparse.first_limited).any():
+            return None
+        built: dict[tuple[bool, ...], SparseRows | None] = {}
+        for pattern in set(self._sparse_routes):
+            is_sparse_T = np.array(pattern)[route_T] & (positions_T >= self._sparse.first_limited)
+            rows = SparseRows(self._sparse, torch.from_numpy(is_sparse_T))
+            built[pattern] = rows if is_sparse_T.any() else None
+        return tuple(built[pattern] for pattern in self._sparse_routes)
 
     def _segments(self, counts: list[int]) -> tuple[tuple[Segment, ...], ...]:
         built: dict[tuple[str, ...], tuple[Segment, ...]] = {}

@@ -15,6 +15,7 @@ from tokenrouter.executors.int8_weight import Int8WeightExecutor
 from tokenrouter.executors.packing import PackedModel
 from tokenrouter.kernels import KernelSet, huge_pages, select
 from tokenrouter.models import LoadedModel
+from tokenrouter.types import SparseAttention
 
 ExecutorFactory = Callable[[PackedModel], Executor]
 LmHead = Literal["high", "low"]
@@ -22,15 +23,17 @@ LmHead = Literal["high", "low"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolSpec:
-    """Which executor each path of a pool uses, and whose lm_head the tokens of the low path use.
+    """Which executor each path of a pool uses, how its tokens attend, and whose lm_head those of the low path use.
 
     A path is an Executor class, or anything that makes one of a PackedModel (in a config: ``_target_`` with
-    ``_partial_: true``). Without ``low``, tokens that ask for it run high.
+    ``_partial_: true``). Without ``low``, tokens that ask for it run high. With ``low_attention``, a token attends
+    sparsely in the layers in which its route runs low; a route may ask for it in all layers (``Route.attention``).
     """
 
     high: ExecutorFactory = FullExecutor
     low: ExecutorFactory | None = None
     lm_head: LmHead = "high"
+    low_attention: SparseAttention | None = None
 
     def __post_init__(self) -> None:
         if self.lm_head not in ("high", "low"):
@@ -38,6 +41,10 @@ class PoolSpec:
         if self.lm_head == "low" and self.low is None:
             raise ValueError(
                 "executor.lm_head=low has no effect without a low executor; set executor=int8"
+            )
+        if self.low_attention is not None and self.low is None:
+            raise ValueError(
+                "executor.low_attention has no effect without a low executor; set executor=sparse or int8_sparse"
             )
 
 
@@ -48,16 +55,19 @@ POOLS: dict[str, PoolSpec] = {
     "int8_shared": PoolSpec(high=Int8WeightExecutor, low=Int8Executor),
     "int8_weight": PoolSpec(low=Int8WeightExecutor),
     "int4": PoolSpec(low=Int4Executor),
+    "sparse": PoolSpec(low=FullExecutor, low_attention=SparseAttention()),
+    "int8_sparse": PoolSpec(low=Int8Executor, low_attention=SparseAttention()),
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutorPool:
-    """Executors by path name, and the path whose lm_head low tokens use. May be shared by several engines."""
+    """Executors by path name, and how low tokens attend and whose lm_head they use. Several engines may share it."""
 
     executors: Mapping[str, Executor]
     lm_head: LmHead
     kernels: KernelSet
+    low_attention: SparseAttention | None = None
 
     @property
     def shares_weights(self) -> bool:
@@ -77,7 +87,8 @@ class ExecutorPool:
     def description(self) -> str:
         """For tables and provenance: ``high=full, low=int8, lm_head=high``, by the executors' versions."""
         paths = [f"{path}={executor.version}" for path, executor in self.executors.items()]
-        return ", ".join([*paths, f"lm_head={self.lm_head}"])
+        sparse = [f"low_attention={self.low_attention}"] if self.low_attention else []
+        return ", ".join([*paths, *sparse, f"lm_head={self.lm_head}"])
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
@@ -107,4 +118,9 @@ def build_pool(
         executors["low"] = spec.low(packed)
     for executor in executors.values():
         huge_pages.collapse(executor.packed_weights)
-    return ExecutorPool(executors=executors, lm_head=spec.lm_head, kernels=kernels)
+    return ExecutorPool(
+        executors=executors,
+        lm_head=spec.lm_head,
+        kernels=kernels,
+        low_attention=spec.low_attention,
+    )

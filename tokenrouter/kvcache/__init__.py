@@ -3,6 +3,7 @@
 from tokenrouter.kvcache.arena import KVArena
 from tokenrouter.kvcache.compaction import Compactor
 from tokenrouter.kvcache.host import HostTier, Swapped
+from tokenrouter.kvcache.mean_keys import MeanKeys
 from tokenrouter.kvcache.pool import KVPool
 from tokenrouter.kvcache.prefix import PrefixCache
 from tokenrouter.kvcache.stretch import Prefix, Stretch
@@ -13,6 +14,7 @@ __all__ = [
     "HostTier",
     "KVArena",
     "KVPool",
+    "MeanKeys",
     "Prefix",
     "PrefixCache",
     "SlotTable",

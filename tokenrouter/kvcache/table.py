@@ -20,6 +20,7 @@ class SlotTable:
         num_kept_R: int64, entries per row.
         num_seen_R: int64, tokens that got a slot so far, per row; those that were evicted count.
         num_adopted_R: int64, those of them that came with a prefix.
+        num_changes_R: int64, how often a row's entries have changed otherwise than by new ones.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class SlotTable:
         self.num_kept_R: NDArray[np.int64] = np.zeros(max_rows, np.int64)
         self.num_seen_R: NDArray[np.int64] = np.zeros(max_rows, np.int64)
         self.num_adopted_R: NDArray[np.int64] = np.zeros(max_rows, np.int64)
+        self.num_changes_R: NDArray[np.int64] = np.zeros(max_rows, np.int64)
 
     def promise(self, row: int, expected_len: int) -> None:
         """Keeps a free run of ``expected_len`` slots for ``row``, softly; none is kept where there is none.
@@ -100,6 +102,7 @@ class SlotTable:
         for entries_RN in (self.slots_RN, self.positions_RN):
             entries_RN[row, :left] = entries_RN[row, :kept][is_kept_N]
         self.num_kept_R[row] = left
+        self.num_changes_R[row] += 1
         return kept - left
 
     def convert(self, row: int, is_chosen_N: NDArray[np.bool_]) -> Moves:
@@ -118,6 +121,7 @@ class SlotTable:
         self.slots.leave(before)
         after = self.slots.take_int8(len(chosen))
         slots_N[chosen] = after
+        self.num_changes_R[row] += 1
         return Moves(before, after)
 
     def restore(
@@ -167,6 +171,7 @@ class SlotTable:
         self.slots.leave(self.slots_RN[row, : self.num_kept_R[row]])
         self.slots.forget_promises(row)
         self.num_kept_R[row] = self.num_seen_R[row] = self.num_adopted_R[row] = 0
+        self.num_changes_R[row] += 1
 
     def check_integrity(self, held_N: SlotArray) -> None:
         """Asserts all counts from scratch; ``held_N``: each reference of a cached prefix once."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tokenrouter.kernels import AttentionPlan, Int8Entries, KernelSet
 from tokenrouter.models.loader import LoadedModel
-from tokenrouter.types import ForwardBatch, Segment
+from tokenrouter.types import BlockMeans, ForwardBatch, Segment, SparseRows
 
 
 class TokenOps(Protocol):
@@ -105,6 +105,7 @@ class Decoder:
         times: ForwardTimes,
         observation: Observation | None = None,
         int8: Sequence[Int8Entries] | None = None,
+        means: Sequence[BlockMeans] | None = None,
         layers: range | None = None,
         hidden_TE: Tensor | None = None,
     ) -> Tensor:
@@ -118,6 +119,8 @@ class Decoder:
             times: this forward's times are added to it.
             observation: which layers report the attention that entries receive, and where to.
             int8: entries in int8, per layer; slots behind the null slot.
+            means: mean keys of the rows of the slot table, per layer, which sparse rows use and bring up to date; None:
+                they are found anew.
             layers: that run, neighbours in ascending order; None: all.
             hidden_TE: what the layer before them brought, overwritten; None: the tokens' embeddings.
 
@@ -158,6 +161,7 @@ class Decoder:
                 out=heads_TA,
                 received=received,
                 int8=int8[layer] if int8 else None,
+                means=means[layer] if means else None,
             )
             times.attention_s += clock.lap_s()
             goes_on = layer + 1 in layers and batch.segments[layer + 1] is pattern
@@ -176,20 +180,25 @@ class Decoder:
         observation: Observation | None,
         num_int8: int,
     ) -> dict[int, AttentionPlan]:
-        """Each layer's plan: one for all layers of a group, window and observed queries.
+        """Each layer's plan: one for all layers of a group, window, observed queries and sparse rows.
+
+        A layer with a window of its own has no sparse rows.
 
         Makes room for what they report. All layers of the arena are like ``kv_SPD``.
         """
         config = self.config
         observed = observation.num_observed if observation else {}
         plans: dict[int, AttentionPlan] = {}
-        made: dict[tuple[int, int | None, int | None], AttentionPlan] = {}
+        made: dict[tuple[int, int | None, int, int], AttentionPlan] = {}
         for layer in layers:
             group, window = self._groups[layer], config.windows[layer]
             num_observed_B = observed.get(layer)
-            key = group, window, None if num_observed_B is None else id(num_observed_B)
+            sparse = batch.sparse[layer] if batch.sparse and window is None else None
+            key = group, window, id(num_observed_B), id(sparse)
             if key not in made:
-                made[key] = self._plan_layer(batch, group, kv_SPD, window, num_observed_B, num_int8)
+                made[key] = self._plan_layer(
+                    batch, group, kv_SPD, window, num_observed_B, num_int8, sparse
+                )
             plans[layer] = made[key]
             if observation and num_observed_B is not None and group not in observation.received:
                 observation.received[group] = torch.zeros(made[key].received_size)
@@ -203,6 +212,7 @@ class Decoder:
         window: int | None,
         num_observed_B: Tensor | None,
         num_int8: int,
+        sparse: SparseRows | None,
     ) -> AttentionPlan:
         config = self.config
         return self._kernels.plan_attention(
@@ -216,6 +226,7 @@ class Decoder:
             window=window,
             num_observed_B=num_observed_B,
             num_int8=num_int8,
+            sparse=sparse,
         )
 
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from tokenrouter.types.sparse import SparseRows
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionBatch:
@@ -61,12 +63,14 @@ class ForwardBatch:
         ids_T, positions_T: int64, sorted by route.
         segments: for each layer, the segments that cover rows 0 .. T-1 in order. Equal layers share one tuple.
         kv: per layer group, where entries are written and read.
+        sparse: for each layer, which rows attend sparsely, None: none of it; equal layers share one value. None: none.
     """
 
     ids_T: Tensor
     positions_T: Tensor
     segments: tuple[tuple[Segment, ...], ...]
     kv: tuple[KVAccess, ...]
+    sparse: tuple[SparseRows | None, ...] | None = None
 
     def __len__(self) -> int:
         return self.ids_T.shape[0]

@@ -22,8 +22,10 @@ class LayerSpan(NamedTuple):
 class Route:
     """One row of the RouteTable: everything a token may be given, in one pattern.
 
-    ``spans`` covers all layers in order. ``max_wait_steps`` is the queue class: how many steps a decode token on this
-    route may wait for company (None: the engine's normal bound). ``retention`` is the class its KV entry starts in.
+    ``spans`` covers all layers in order. ``attention`` is that of all layers; where it is full, those that run low may
+    still attend sparsely (``PoolSpec.low_attention``). ``max_wait_steps`` is the queue class: how many steps a decode
+    token on this route may wait for company (None: the engine's normal bound). ``retention`` is the class its KV entry
+    starts in.
     """
 
     name: str
@@ -72,6 +74,10 @@ class Route:
     def executor_at(self, layer: int) -> str:
         """Name of the executor that runs layer number ``layer``, from 0 on."""
         return next(span.executor for span in self.spans if layer < span.stop)
+
+    def is_sparse_at(self, layer: int, sparse_paths: Collection[str]) -> bool:
+        """Whether layer number ``layer`` attends sparsely, where executors called ``sparse_paths`` do."""
+        return self.attention == "sparse" or self.executor_at(layer) in sparse_paths
 
     @property
     def executors(self) -> frozenset[str]:

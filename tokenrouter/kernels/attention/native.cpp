@@ -136,7 +136,8 @@ void AttentionPlan::plan_rows(int64_t r, int64_t group, int64_t begin, int64_t e
         const int64_t query = request.query((stop - 1) / shape_.repeat());
         const int64_t keys = request.last_key(request.query_start + query) - first_key_[size_t(r)];
         const bool is_observed = request.is_observed(query);
-        const int64_t part = is_observed ? (num_column_floats_ - column_offset_[size_t(r)]) / request.num_keys : -1;
+        const int64_t columns = num_column_floats_ - column_offset_[size_t(r)];
+        const int64_t part = is_observed ? columns / std::max<int64_t>(1, request.num_keys) : -1;
         num_column_floats_ += is_observed ? request.num_keys : 0;
         items_.push_back({r, group, begin, stop, part, keys * 8});
     }
