@@ -154,6 +154,7 @@ def routed_logits(
     head_of: Callable[[int], str],
     mask_of: Callable[[int], Tensor] | None = None,
     *,
+    seen_of: Callable[[int, Tensor, Tensor], Tensor] | None = None,
     entries_are_int8: bool = False,
 ) -> Tensor:
     """Dense forward of one sequence in which each token takes its own path through the twin models.
@@ -163,6 +164,7 @@ def routed_logits(
         executor_of: path of (position, layer).
         head_of: path whose final norm and lm_head a position uses.
         mask_of: bool [T, T] of a layer, which query sees which key; None: all that are not later.
+        seen_of: instead of it bool [H, T, T] of a layer, its queries [T, H, D] and keys [T, G, D].
         entries_are_int8: keys and values are rounded as the int8 cache rounds them.
 
     Returns:
@@ -186,11 +188,13 @@ def routed_logits(
         q_THD, k_TGD = _rotate(q_THD), _rotate(k_TGD)
         if entries_are_int8:
             k_TGD, v_TGD = _spread(_rounded(_spread(k_TGD))), _rounded(v_TGD)
+        mask = causal_TT if mask_of is None else mask_of(layer)
+        mask = mask if seen_of is None else seen_of(layer, q_THD, k_TGD)
         heads_HTD = F.scaled_dot_product_attention(
             q_THD.transpose(0, 1),
             k_TGD.repeat_interleave(config.num_heads // kv_heads, 1).transpose(0, 1),
             v_TGD.repeat_interleave(config.num_heads // kv_heads, 1).transpose(0, 1),
-            attn_mask=causal_TT if mask_of is None else mask_of(layer),
+            attn_mask=mask,
         )
         heads_TA = heads_HTD.transpose(0, 1).flatten(1)
         hidden_TE = hidden_TE + pick(layer, {p: heads_TA @ w.out_EA.t() for p, w in at.items()})

@@ -82,7 +82,7 @@ def check_after_layer(router: Router, table: RouteTable, num_layers: int) -> Non
             f"left to route, so at most {num_layers - 1}"
         )
     paths = {
-        route.name: (route.attention, *map(route.executor_at, range(first)))
+        route.name: tuple((route.executor_at(i), route.attention) for i in range(first))
         for route in table.routes
     }
     if len(set(paths.values())) > 1:
