@@ -88,7 +88,7 @@ def means_for(step: Step, spec: SparseAttention) -> BlockMeans:
     """Room for the mean keys of the step's rows, none of them valid and all of them NaN."""
     num_rows, width = step.batch.slots_RN.shape
     longest = int(step.batch.query_start_B.max() + step.batch.num_queries_B.max()) + width
-    shape = (num_rows, longest // spec.block + 1, step.heads.num_kv_heads, step.heads.head_dim)
+    shape = (num_rows, step.heads.num_kv_heads, step.heads.head_dim, longest // spec.block + 1)
     return BlockMeans(torch.full(shape, float("nan")), torch.zeros(num_rows, dtype=torch.int64))
 
 
@@ -101,7 +101,7 @@ def check_sparse(
     half = step.kv_SPD.dtype != torch.float32
     rtol, atol = (0.02, 0.02) if half else (1e-4, 2e-5)
     kept = means_for(step, rows.spec)
-    assert kept.mean_RCGD.shape[1] >= plan.num_blocks
+    assert kept.mean_RGDC.shape[3] >= plan.num_blocks
     for means in (None, kept, kept):
         before = torch.arange(plan.received_size) % 3 / 8
         received = before.clone()

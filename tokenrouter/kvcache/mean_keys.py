@@ -30,7 +30,7 @@ class MeanKeys:
     ) -> None:
         """For rows of ``tables``, one per layer group; ``layer_groups`` says which one a layer uses."""
         num_rows, max_len = tables[0].slots_RN.shape
-        shape = (len(layer_groups), num_rows, max_len // block + 1, num_kv_heads, head_dim)
+        shape = (len(layer_groups), num_rows, num_kv_heads, head_dim, max_len // block + 1)
         self._tables = tables
         self._layers = [
             torch.tensor([layer for layer, of in enumerate(layer_groups) if of == group])

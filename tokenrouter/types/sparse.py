@@ -31,8 +31,8 @@ class SparseAttention:
 
     sinks: int = 4
     window: int = 128
-    block: int = 32
-    top_blocks: int = 8
+    block: int = 16
+    top_blocks: int = 16
 
     def __post_init__(self) -> None:
         for name, least in (("sinks", 0), ("window", 1), ("block", 1), ("top_blocks", 0)):
@@ -52,7 +52,7 @@ class SparseAttention:
         return (self.top_blocks + 1) * self.block + self.window - 1
 
     def __str__(self) -> str:
-        """``4+128+8x32``: sinks, window, blocks."""
+        """``4+128+16x16``: sinks, window, blocks."""
         return f"{self.sinks}+{self.window}+{self.top_blocks}x{self.block}"
 
 
@@ -64,11 +64,11 @@ class SparseRows(NamedTuple):
 
 
 class BlockMeans(NamedTuple):
-    """One layer's mean keys, ``mean_RCGD`` float32, which attention brings up to date where it needs them.
+    """One layer's mean keys, ``mean_RGDC`` float32, which attention brings up to date where it needs them.
 
     ``num_valid_R`` int64: so many first blocks of a row are up to date. The owner sets it to 0 when the row's entries
     change otherwise than by new ones.
     """
 
-    mean_RCGD: Tensor
+    mean_RGDC: Tensor
     num_valid_R: Tensor

@@ -85,7 +85,7 @@ struct AttentionItem {
     int64_t cost;
 };
 
-// Mean keys of blocks, of one layer: values [rows of the slot table, num_blocks, G, D]. The first num_valid[row] of a row
+// Mean keys of blocks, of one layer: values [rows of the slot table, G, D, num_blocks]. The first num_valid[row] of a row
 // are up to date: a run adds those that it needs.
 struct BlockMeans {
     float* values;

@@ -76,7 +76,7 @@ struct Scratch {
     float rescale[32];
     RowState state[32];
     std::vector<PanelRun> runs;
-    std::vector<uint32_t> masks;    // sparse: [32, panels], a bit per entry
+    std::vector<uint32_t> masks;    // sparse: [32, panels], a bit per entry; then of any row
     std::vector<float> query_sum;   // sparse: of a group's heads
     std::vector<EntryRange> seen;   // sparse: by a query
 };
@@ -162,7 +162,8 @@ class Block {
     // The panels with entries that some row sees, and in masks which rows see which.
     void choose_panels() {
         const int64_t panels = packed_.num_panels;
-        s_.masks.assign(size_t(32 * panels), 0);
+        s_.masks.assign(size_t(33 * panels), 0);
+        uint32_t* any = s_.masks.data() + 32 * panels;
         s_.query_sum.resize(size_t(shape_.head_dim));
         for (int64_t i = 0; i < rows_; ++i) {
             uint32_t* mask = s_.masks.data() + i * panels;
@@ -174,12 +175,11 @@ class Block {
             sum_heads(shape_, request_, run_, query(i), item_.group, s_.query_sum.data());
             find_seen(shape_, request_, run_.means, query(i), item_.group, s_.query_sum.data(), s_.seen);
             for (const EntryRange& range : s_.seen) mark(mask, range);
+            for (int64_t p = 0; p < panels; ++p) any[p] |= mask[p];
         }
         s_.runs.clear();
         for (int64_t p = 0; p < panels; ++p) {
-            uint32_t any = 0;
-            for (int64_t i = 0; i < rows_; ++i) any |= s_.masks[size_t(i * panels + p)];
-            if (!any) continue;
+            if (!any[p]) continue;
             const bool follows = !s_.runs.empty() && s_.runs.back().first + s_.runs.back().count == p;
             if (follows && s_.runs.back().count < kBlockPanels) {
                 ++s_.runs.back().count;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
 #include <vector>
 
@@ -10,15 +11,6 @@
 
 namespace tr {
 namespace {
-
-template <class V>
-TR_INLINE float dot_body(const float* a, const float* b, int64_t dim) {
-    f32x16 sum = {};
-    int64_t d = 0;
-    for (; d + kLanes <= dim; d += kLanes) sum += load16<V>(a + d) * load16<V>(b + d);
-    if (d < dim) sum += load_some<V>(a + d, dim - d) * load_some<V>(b + d, dim - d);
-    return sum16(sum);
-}
 
 // to[d] += from[d], rows `stride` apart.
 template <class V, typename T>
@@ -30,11 +22,21 @@ TR_INLINE void add_rows_body(const T* from, int64_t stride, int64_t rows, int64_
     }
 }
 
-// The product of `sum` with each of `count` means, `stride` apart.
+// The product of `sum` with each of `count` means [dim, stride], a block per column.
 template <class V>
 TR_INLINE void score_body(const float* sum, const float* means, int64_t stride, int64_t count, int64_t dim,
                           float* scores) {
-    for (int64_t b = 0; b < count; ++b) scores[b] = dot_body<V>(sum, means + b * stride, dim);
+    for (int64_t b = 0; b < count; b += kLanes) {
+        const int64_t some = count - b;
+        f32x16 total = {};
+        if (some >= kLanes) {
+            for (int64_t d = 0; d < dim; ++d) total += load16<V>(means + d * stride + b) * sum[d];
+            store16<V>(scores + b, total);
+        } else {
+            for (int64_t d = 0; d < dim; ++d) total += load_some<V>(means + d * stride + b, some) * sum[d];
+            store_some<V>(scores + b, total, some);
+        }
+    }
 }
 
 TR_EACH_ISA(add_rows_bf16, add_rows_body, (, bf16),
@@ -67,22 +69,28 @@ void append(std::vector<EntryRange>& seen, EntryRange next) {
 
 // Numbers of the `top` best blocks, ascending; of equal ones the earlier; those without entries have a score of NaN.
 void best_blocks(const std::vector<float>& scores, int64_t top, std::vector<int64_t>& best) {
+    static thread_local std::vector<float> order;
     best.clear();
-    for (int64_t b = 0; b < int64_t(scores.size()); ++b)
-        if (!std::isnan(scores[size_t(b)])) best.push_back(b);
-    if (int64_t(best.size()) <= top) return;
-    std::nth_element(best.begin(), best.begin() + top, best.end(), [&](int64_t a, int64_t b) {
-        const float x = scores[size_t(a)], y = scores[size_t(b)];
-        return x != y ? x > y : a < b;
-    });
-    best.resize(size_t(top));
-    std::sort(best.begin(), best.end());
+    order.clear();
+    for (float score : scores)
+        if (!std::isnan(score)) order.push_back(score);
+    float least = -INFINITY;
+    int64_t num_least = int64_t(order.size());  // of those equal to the least one taken
+    if (top < num_least) {
+        std::nth_element(order.begin(), order.begin() + top, order.end(), std::greater<>());
+        least = top ? *std::min_element(order.begin(), order.begin() + top) : INFINITY;
+        num_least = top - std::count_if(order.begin(), order.begin() + top, [&](float x) { return x > least; });
+    }
+    for (int64_t b = 0; b < int64_t(scores.size()) && int64_t(best.size()) < top; ++b) {
+        const float score = scores[size_t(b)];
+        if (score > least || (score == least && num_least-- > 0)) best.push_back(b);
+    }
 }
 
 int64_t item_size(const AttentionShape& shape) { return shape.is_bf16 ? 2 : 4; }
 
 float* means_of(const AttentionShape& shape, const AttentionRequest& request, const BlockMeans& means, int64_t group) {
-    return means.values + (request.sparse->row * means.num_blocks * shape.num_groups + group) * shape.head_dim;
+    return means.values + (request.sparse->row * shape.num_groups + group) * shape.head_dim * means.num_blocks;
 }
 
 // A query's entries of one group, copied side by side: keys and values as in an arena with that group alone.
@@ -117,18 +125,20 @@ void sum_heads(const AttentionShape& shape, const AttentionRequest& request, con
 
 void add_means(const AttentionShape& shape, const AttentionRequest& request, const AttentionRun& run, int64_t group) {
     static thread_local std::vector<uint8_t> rows;
-    const int64_t dim = shape.head_dim, stride = shape.num_groups * dim;
+    static thread_local std::vector<float> mean;
+    const int64_t dim = shape.head_dim;
     const auto& edges = request.sparse->edges;
     rows.resize(size_t(shape.sparse.block * 2 * dim * item_size(shape)));
     float* means = means_of(shape, request, run.means, group);
     for (int64_t b = run.means.num_valid[request.sparse->row]; b < request.sparse->num_blocks(); ++b) {
         const int64_t first = edges[size_t(b)], count = edges[size_t(b) + 1] - first;
-        float* mean = means + b * stride;
-        std::fill_n(mean, dim, 0.0f);
-        if (!count) continue;
-        copy_entries(shape, run.kv, request.slots + first, count, group, {rows.data(), 2 * dim, dim});
-        add_rows(shape.is_bf16, rows.data(), 2 * dim, count, dim, mean);
-        for (int64_t d = 0; d < dim; ++d) mean[d] /= float(count);
+        mean.assign(size_t(dim), 0.0f);
+        if (count) {
+            copy_entries(shape, run.kv, request.slots + first, count, group, {rows.data(), 2 * dim, dim});
+            add_rows(shape.is_bf16, rows.data(), 2 * dim, count, dim, mean.data());
+        }
+        for (int64_t d = 0; d < dim; ++d)
+            means[d * run.means.num_blocks + b] = mean[size_t(d)] / float(std::max<int64_t>(1, count));
     }
 }
 
@@ -140,8 +150,7 @@ void find_seen(const AttentionShape& shape, const AttentionRequest& request, con
     const auto& edges = request.sparse->edges;
     const int64_t position = request.query_start + index, count = sparse.num_blocks(position);
     scores.resize(size_t(count));
-    score_blocks(sum, means_of(shape, request, means, group), shape.num_groups * shape.head_dim, count, shape.head_dim,
-                 scores.data());
+    score_blocks(sum, means_of(shape, request, means, group), means.num_blocks, count, shape.head_dim, scores.data());
     for (int64_t b = 0; b < count; ++b) {
         float& score = scores[size_t(b)];
         const bool is_empty = edges[size_t(b)] == edges[size_t(b) + 1];

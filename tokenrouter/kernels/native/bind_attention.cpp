@@ -167,21 +167,22 @@ class Plan {
         TORCH_CHECK_VALUE(means.has_value() == num_valid.has_value(), "means come with num_valid, and num_valid with means");
         const int64_t groups = shape_.num_groups, dim = shape_.head_dim;
         if (!means && num_blocks()) {
-            means_ = at::empty({num_rows_, num_blocks(), groups, dim}, at::kFloat);
+            means_ = at::empty({num_rows_, groups, dim, num_blocks()}, at::kFloat);
             num_valid_ = at::zeros({num_rows_}, at::kLong);
         }
         const Tensor& values = means ? *means : means_;
         const Tensor& valid = means ? *num_valid : num_valid_;
         if (!num_blocks()) return {};
         check_dtype(values, at::kFloat, "means");
-        TORCH_CHECK_VALUE(values.dim() == 4 && values.size(1) >= num_blocks(), "means must be [rows, at least ",
-                          num_blocks(), " blocks, key heads, head size], got ", values.sizes());
-        check_shape(values, {num_rows_, values.size(1), groups, dim}, "means");
+        TORCH_CHECK_VALUE(values.dim() == 4 && values.size(3) >= num_blocks(),
+                          "means must be [rows, key heads, head size, at least ", num_blocks(), " blocks], got ",
+                          values.sizes());
+        check_shape(values, {num_rows_, groups, dim, values.size(3)}, "means");
         check_contiguous(values, "means");
         check_dtype(valid, at::kLong, "num_valid");
         check_shape(valid, {num_rows_}, "num_valid");
         check_contiguous(valid, "num_valid");
-        return {values.data_ptr<float>(), values.size(1), valid.data_ptr<int64_t>()};
+        return {values.data_ptr<float>(), values.size(3), valid.data_ptr<int64_t>()};
     }
 
     // Copies what the requests point to.
