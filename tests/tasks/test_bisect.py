@@ -38,10 +38,21 @@ def _bisect(path: Path, *overrides: str) -> tuple[dict[str, Any], str]:
 
 def test_what_is_off_is_not_blamed(tmp_path: Path) -> None:
     steps, text = _bisect(tmp_path, "router=all_high", "executor=full")
-    assert list(steps) == ["schedule", "precision", "memory"]
+    assert list(steps) == ["schedule", "precision", "attention", "memory"]
     assert steps["schedule"]["verdict"] in ("no output changes", "near-ties only")
     assert steps["precision"]["verdict"] == steps["memory"]["verdict"] == "not used"
     assert "No dimension changes an output, but for near-ties." in text
+
+
+def test_attention_is_told_from_precision(tmp_path: Path) -> None:
+    """Sparse attention was put down to precision, which was switched on with it."""
+    sparse = [f"executor.low_attention.{name}" for name in ("sinks=1", "window=4", "top_blocks=0")]
+    steps, text = _bisect(
+        tmp_path, "router=all_low", "executor=sparse", *sparse, "executor.low_attention.block=4"
+    )
+    assert steps["precision"]["verdict"] in ("no output changes", "near-ties only")
+    assert steps["attention"]["verdict"] == "changes outputs"
+    assert "low tokens see 1+4+0x4" in text and "Outputs change most by attention" in text
 
 
 def test_precision_is_named_with_the_first_token_and_its_decision(tmp_path: Path) -> None:
@@ -145,7 +156,7 @@ def test_dimensions_are_switched_on_one_after_the_other() -> None:
     options = replace(build.engine_options(cfg), static_batch_size=4, max_decode_tokens=4)
     prompt = RequestSpec(prompt_ids=tuple(range(100)), params=SamplingParams(max_tokens=7))
     router = RandomRouter(0.5)
-    off, schedule, precision, memory = make_systems(router, pool, options, [prompt])
+    off, schedule, precision, attention, memory = make_systems(router, pool, options, [prompt])
     assert off.router.name == schedule.router.name == "all_high"
     assert precision.router is memory.router is router
     assert memory.options == replace(options, log_decisions=True)
@@ -158,6 +169,7 @@ def test_dimensions_are_switched_on_one_after_the_other() -> None:
     assert off.options.max_num_seqs == 1 and off.options.scheduler == "fcfs"
     assert off.options.max_num_batched_tokens == 100 and off.options.dispatch == "mixed"
     assert all(system.is_used for system in (off, schedule, precision, memory))
+    assert not attention.is_used
 
 
 @pytest.mark.parametrize(

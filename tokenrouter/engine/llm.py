@@ -35,7 +35,7 @@ class LLM:
         model: a LoadedModel, or what ``load_model`` takes.
         router: a Router, or the name of one with its default options.
         executors: a built pool, a PoolSpec, or the name of one (``full``, ``int8``, ``int8_smooth``, ``int8_shared``,
-            ``int8_weight``, ``int4``).
+            ``int8_weight``, ``int4``, ``sparse``, ``int8_sparse``).
         dtype: of the high path, when ``model`` is a name.
         max_model_len: a shorter limit than the model's own, when ``model`` is a name.
         options: scheduling, dispatch and memory; see EngineOptions.

@@ -130,12 +130,17 @@ class SystemsBuilder:
     static_batch_size: int | None = None
     most_tokens: int = 0
 
-    def llm(self, router: Router, options: EngineOptions | None = None) -> LLM:
-        """One engine."""
+    def llm(
+        self,
+        router: Router,
+        options: EngineOptions | None = None,
+        pool: ExecutorPool | None = None,
+    ) -> LLM:
+        """One engine; ``pool`` and ``options`` in place of the builder's."""
         return LLM(
             self.model,
             router=router,
-            executors=self.pool,
+            executors=pool or self.pool,
             options=options or self.options,
             calibration_ids=self.calibration_ids,
         )

@@ -171,7 +171,7 @@ def bisect(
         for system in systems:
             name = system.dimension or "everything off"
             if system.is_used:
-                llm = builder.llm(system.router, system.options)
+                llm = builder.llm(system.router, system.options, system.pool)
                 served = serve(llm, builder.requests, partial(advance, name))
             if first is None:
                 first = before = served

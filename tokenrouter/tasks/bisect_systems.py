@@ -1,4 +1,4 @@
-"""The systems of a bisection: everything off, then schedule, precision and memory switched on, one by one."""
+"""The systems of a bisection: everything off, then schedule, precision, attention, memory switched on, one by one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from tokenrouter.routers import AllHighRouter, Router
 from tokenrouter.scheduler import Request
 from tokenrouter.workloads import RequestSpec
 
-Dimension = Literal["schedule", "precision", "memory"]
+Dimension = Literal["schedule", "precision", "attention", "memory"]
 CANDIDATES = 5
 
 
@@ -28,7 +28,7 @@ class System:
     Attributes:
         dimension: that it switches on, beside those of the systems before it; None: everything is off.
         setting: what is on in that dimension, for people.
-        router, options: of its engine.
+        router, options, pool: of its engine.
         is_used: the configuration uses the dimension; where it does not, this system equals the one before.
         is_lossless: what it switches on must not change an output, but for near-ties.
     """
@@ -37,6 +37,7 @@ class System:
     setting: str
     router: Router
     options: EngineOptions
+    pool: ExecutorPool
     is_used: bool = True
     is_lossless: bool = False
 
@@ -63,7 +64,7 @@ class Served:
 def make_systems(
     router: Router, pool: ExecutorPool, options: EngineOptions, requests: Sequence[RequestSpec]
 ) -> tuple[System, ...]:
-    """Everything off, and the systems that switch on schedule, precision and memory.
+    """Everything off, and the systems that switch on schedule, precision, attention and memory.
 
     Memory comes last, because a retention policy may go by the routes that the router gives.
 
@@ -77,19 +78,23 @@ def make_systems(
     plain = replace(without_memory(logged, requests), num_host_slots=0)
     alone = _one_at_a_time(plain, requests)
     has_low = len(pool.executors) > 1
-    precision = f"router {router.name} on {pool.description}"
+    dense = replace(pool, low_attention=None)
+    is_routed = has_low and not isinstance(router, AllHighRouter)
+    precision = f"router {router.name} on {dense.description}"
     return (
         System(
             dimension=None,
             setting="all high, nothing evicted, one request at a time",
             router=AllHighRouter(),
             options=alone,
+            pool=dense,
         ),
         System(
             dimension="schedule",
             setting=_schedule(options),
             router=AllHighRouter(),
             options=plain,
+            pool=dense,
             is_used=plain != alone,
             is_lossless=True,
         ),
@@ -98,13 +103,23 @@ def make_systems(
             setting=precision if has_low else f"{precision}, which has a single path",
             router=router,
             options=plain,
-            is_used=has_low and not isinstance(router, AllHighRouter),
+            pool=dense,
+            is_used=is_routed,
+        ),
+        System(
+            dimension="attention",
+            setting=f"low tokens see {pool.low_attention or 'everything'}",
+            router=router,
+            options=plain,
+            pool=pool,
+            is_used=is_routed and pool.low_attention is not None,
         ),
         System(
             dimension="memory",
             setting=_memory(options),
             router=router,
             options=logged,
+            pool=pool,
             is_used=_has_memory(options),
             is_lossless=not _has_memory(replace(options, num_host_slots=0, prefix_sharing=False)),
         ),
