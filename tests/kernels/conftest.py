@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from tokenrouter.kernels import KernelSet, NativeKernels, ReferenceKernels, select
+from tokenrouter.kernels.triton.kernels import TritonKernels
 
 LEVELS = ("plain", "avx2", "avx512", "amx")  # a processor without a level uses the one below
 NATIVE_DTYPES = (torch.float32, torch.bfloat16)
+ALL_DTYPES = (*NATIVE_DTYPES, torch.float16)
 
 
 class Typed(NamedTuple):
@@ -21,14 +23,16 @@ class Typed(NamedTuple):
 
 TYPED = [
     *((name, dtype) for name in LEVELS for dtype in NATIVE_DTYPES),
-    *(("reference", dtype) for dtype in (*NATIVE_DTYPES, torch.float16)),
+    *((name, dtype) for name in ("reference", "triton") for dtype in ALL_DTYPES),
 ]
 
 
 def backend(name: str, native: NativeKernels) -> KernelSet:
-    """The reference, or ``native`` limited to an instruction set."""
+    """The reference, Triton's interpreter, or ``native`` limited to an instruction set."""
     if name == "reference":
         return ReferenceKernels()
+    if name == "triton":
+        return TritonKernels()
     native.limit_isa(name)
     return native
 
@@ -44,9 +48,9 @@ def native() -> Iterator[NativeKernels]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(params=["reference", *LEVELS])
+@pytest.fixture(params=["reference", "triton", *LEVELS])
 def kernels(request: pytest.FixtureRequest, native: NativeKernels) -> KernelSet:
-    """The reference, or the native backend limited to an instruction set."""
+    """The reference, Triton's interpreter, or the native backend limited to an instruction set."""
     return backend(request.param, native)
 
 

@@ -112,7 +112,8 @@ def test_a_token_has_the_same_bits_in_any_batch(
     """Another kernel, or another order of sums, for another number of rows."""
     torch.manual_seed(5)
     weight_NK, bias_N = torch.randn(num_out, num_in).to(dtype), torch.randn(num_out).to(dtype)
-    rows = kernels.quantize_rows(torch.randn(max(SIZES), num_in).to(dtype))
+    sizes = SIZES[:6] if kernels.name == "triton" else SIZES  # tiles go by in an interpreter
+    rows = kernels.quantize_rows(torch.randn(max(sizes), num_in).to(dtype))
     packed = kernels.pack_int8(weight_NK, bias_N)
 
     def product(part: slice) -> Tensor:
@@ -120,9 +121,9 @@ def test_a_token_has_the_same_bits_in_any_batch(
         return kernels.int8_matmul(part_rows, packed)
 
     alone_TN = torch.cat([product(slice(t, t + 1)) for t in range(9)])
-    for size in SIZES:
+    for size in sizes:
         assert torch.equal(product(slice(0, size))[:9], alone_TN[: min(size, 9)]), f"{size} rows"
-    last = max(SIZES) - 1
+    last = max(sizes) - 1
     assert torch.equal(product(slice(0, last + 1))[last:], product(slice(last, last + 1)))
 
 

@@ -33,7 +33,8 @@ def test_values_and_scales(typed: Typed) -> None:
 def test_a_rounded_scale_never_leaves_the_range(typed: Typed) -> None:
     """The scale is rounded to the dtype, possibly down: amax / scale must still round to 127, not to 128."""
     kernels, dtype = typed
-    amax_T1 = torch.linspace(1, 2, 4001)[:, None].to(dtype)
+    count = 601 if kernels.name == "triton" else 4001  # a row at a time in an interpreter
+    amax_T1 = torch.linspace(1, 2, count)[:, None].to(dtype)
     rows = kernels.quantize_rows(torch.cat((amax_T1, -amax_T1, 0 * amax_T1), dim=1))
     assert (rows.q_TK.unique(dim=0) == torch.tensor([[127, -127, 0]])).all()
 

@@ -23,11 +23,13 @@ class QuantizedRows(NamedTuple):
     dtype: torch.dtype
 
     @classmethod
-    def empty(cls, num_rows: int, width: int, dtype: torch.dtype) -> "QuantizedRows":
+    def empty(
+        cls, num_rows: int, width: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> "QuantizedRows":
         """Room for ``num_rows`` rows of ``width`` values of ``dtype``."""
         return cls(
-            torch.empty(num_rows, width, dtype=torch.int8),
-            torch.empty(num_rows, 1, dtype=scale_dtype(dtype)),
+            torch.empty(num_rows, width, dtype=torch.int8, device=device),
+            torch.empty(num_rows, 1, dtype=scale_dtype(dtype), device=device),
             dtype,
         )
 
