@@ -39,7 +39,9 @@ from tokenrouter.types import Route, RouteTable, SparseAttention
 SPEC = SparseAttention(sinks=2, window=6, block=4, top_blocks=2)
 
 
-SEQUENCES = [p for p in prompts(16) if len(p) > 50][:4]
+SEQUENCES = [p for p in prompts(16) if len(p) > 50][
+    :4
+]  # longer than the first position that does not see all
 
 
 class SparseHigh(RandomRouter):
