@@ -255,3 +255,22 @@ def test_rows_go_on_in_runs_where_the_pool_is_full_of_prefixes() -> None:
     breaks = [int((np.diff(pool.tables[0].slots_RN[row, :128]) != 1).sum()) for row in rows]
     assert max(breaks) <= 24 and sum(breaks) <= 80
     pool.check_integrity()
+
+
+def test_rows_that_adopt_a_prefix_lie_side_by_side() -> None:
+    """Each got a second run of 256 slots beside the one that it was promised: 39 short prompts lay over 11,000 slots,
+    whose pages of every layer were touched for the first time."""
+    pool = KVPool(num_slots=40_000, max_rows=64, max_len=512)
+    cache = PrefixCache(pool, 8)
+    first, history, stretch = computed(pool, list(range(32)))
+    cache.insert("a", stretch, history.prefix_hash, range(8, 33, 8))
+    pool.release(first)
+    table = pool.tables[0]
+    shared_N, positions_N = stretch.slots_GK[0], stretch.positions_GK[0]
+    for _ in range(40):
+        row = pool.acquire_row(40)
+        table.adopt(row, shared_N, positions_N, 32)
+        assert pool.extend(row, 40)
+        assert (np.diff(table.slots_RN[row, 32:40]) == 1).all()
+    assert int(np.flatnonzero(table.slots._touched_S).max()) < 41 * 40
+    pool.check_integrity()

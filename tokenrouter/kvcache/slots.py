@@ -210,12 +210,16 @@ class Slots:
             is_open = (promised == row) | (promised == NOBODY)
             if is_open.all() and not self._users_S[run].any():
                 return np.arange(follow, follow + wanted)
-        if last != NOBODY:
+        if last != NOBODY and self._num_kept_for(row) < wanted:
             self._promise_next(row, max(wanted, min(NEXT_RUN, self.free // self.max_rows)))
         candidates = self.first + np.flatnonzero(self._users_S[self.first : self.end] == 0)
         promised = self._promised_S[candidates]
         rank = np.where(promised == row, 0, np.where(promised == NOBODY, 1, 2))
         return candidates[np.argsort(rank, kind="stable")[:wanted]]
+
+    def _num_kept_for(self, row: int) -> int:
+        """Promised slots that are free: a row that adopted a prefix has its first run still before it."""
+        return int(np.count_nonzero((self._promised_S == row) & (self._users_S == 0)))
 
     def _promise_next(self, row: int, wanted: int) -> None:
         """A run for a row that cannot go on: of ``wanted`` slots, or the longest there is."""

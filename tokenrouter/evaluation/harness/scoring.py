@@ -18,7 +18,7 @@ from tokenrouter.engine.prefix_key import ALIKE, is_shareable
 from tokenrouter.evaluation.progress import Tick
 from tokenrouter.routers import Router
 
-PREFIX_BLOCK = 8
+PREFIX_BLOCK = 4
 """Questions have few tokens: with blocks of 32 most choices would share nothing."""
 MIN_NUM_SEQS = 64
 """Inputs are short: with 32 of them a step is not full."""
