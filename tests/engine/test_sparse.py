@@ -208,6 +208,15 @@ def test_a_pool_without_sparse_attention_runs_the_route_high() -> None:
     assert set(run_all(llm)["0"].outputs[0].routes) <= {0, -1}
 
 
+def test_what_never_limits_is_said_to_have_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    """A table's row of sparse attention that was full attention."""
+    LLM(tiny(), router="all_low", executors=sparse_twin(replace(SPEC, window=1 << 20)))
+    assert "executor.low_attention has no effect" in caplog.text
+    caplog.clear()
+    LLM(tiny(), router="all_low", executors=sparse_twin())
+    assert "no effect" not in caplog.text
+
+
 def test_low_attention_without_a_low_path_is_refused() -> None:
     """An option without effect."""
     with pytest.raises(ValueError, match="low_attention has no effect"):

@@ -31,6 +31,7 @@ from tokenrouter.scheduler import SchedulerLimits, StaticBatchScheduler
 from tokenrouter.tasks import build
 from tokenrouter.tasks.bisect import run as bisect
 from tokenrouter.tasks.checks import check_config
+from tokenrouter.types import SparseAttention
 from tokenrouter.workloads import (
     AzureTrace,
     GammaRequests,
@@ -57,6 +58,7 @@ TRACE = {"data_dir": "data", "file": "trace", "num_requests": 3}
 NEEDED: dict[Any, dict[str, Any]] = {
     **{policy: {} for policy in POLICIES},
     Budget: {},
+    SparseAttention: {},
     RetentionOptions: {"policy": Full()},
     SchedulerLimits: {"max_num_seqs": 2, "max_num_batched_tokens": 8},
     EngineOptions: {},

@@ -98,12 +98,19 @@ def build_memory(
 def _mean_keys(
     model: LoadedModel, pool: ExecutorPool, kv_pool: KVPool, layer_groups: tuple[int, ...]
 ) -> MeanKeys | None:
-    if pool.low_attention is None:
+    sparse, max_len = pool.low_attention, model.config.max_model_len
+    if sparse is None:
         return None
+    if sparse.first_limited >= max_len:
+        log.warning(
+            "executor.low_attention has no effect: it sees everything up to %d tokens, and the model's length is %d",
+            sparse.first_limited,
+            max_len,
+        )
     return MeanKeys(
         kv_pool.tables,
         layer_groups,
-        block=pool.low_attention.block,
+        block=sparse.block,
         num_kv_heads=model.config.num_kv_heads,
         head_dim=model.config.head_dim,
     )

@@ -3,6 +3,7 @@
 L layers, R rows of a slot table, C blocks of a row, G key heads, D head size.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -28,7 +29,11 @@ class MeanKeys:
         num_kv_heads: int,
         head_dim: int,
     ) -> None:
-        """For rows of ``tables``, one per layer group; ``layer_groups`` says which one a layer uses."""
+        """For rows of ``tables``, one per layer group; ``layer_groups`` says which one a layer uses.
+
+        Raises:
+            ValueError: the system does not even reserve the memory.
+        """
         num_rows, max_len = tables[0].slots_RN.shape
         shape = (len(layer_groups), num_rows, num_kv_heads, head_dim, max_len // block + 1)
         self._tables = tables
@@ -38,8 +43,16 @@ class MeanKeys:
         ]
         self._num_valid_LR: Tensor = torch.zeros(shape[:2], dtype=torch.int64)
         self._seen = [table.num_changes_R.copy() for table in tables]
+        try:
+            mean_LRGDC = torch.empty(shape)
+        except RuntimeError:
+            raise ValueError(
+                f"mean keys of {num_rows:,} requests of up to {max_len:,} tokens ask for {4 * math.prod(shape):,} "
+                "bytes, which the system does not reserve: lower scheduler.max_num_seqs, or raise "
+                "executor.low_attention.block"
+            ) from None
         self.layers: tuple[BlockMeans, ...] = tuple(
-            map(BlockMeans, torch.empty(shape).unbind(), self._num_valid_LR.unbind())
+            map(BlockMeans, mean_LRGDC.unbind(), self._num_valid_LR.unbind())
         )
 
     def forget_changed(self) -> None:
