@@ -42,7 +42,9 @@ class SystemRow:
     num_passes: int | None = None
     goodput_frac: float | None = None
     goodput_requests_s: float | None = None
+    ttft_p50_ms: float | None = None
     ttft_p99_ms: float | None = None
+    itl_p50_ms: float | None = None
     itl_p99_ms: float | None = None
     kv_peak_live_bytes: int | None = None
     preemptions: int | None = None
@@ -123,7 +125,9 @@ def make_row(
             "output_tok_s": throughput.output_tok_s,
             "total_tok_s": throughput.total_tok_s,
             "num_passes": len(throughput.repeats),
+            "ttft_p50_ms": (latency["ttft_ms"] or {}).get("p50"),
             "ttft_p99_ms": (latency["ttft_ms"] or {}).get("p99"),
+            "itl_p50_ms": (latency["itl_ms"] or {}).get("p50"),
             "itl_p99_ms": (latency["itl_ms"] or {}).get("p99"),
             "kv_peak_live_bytes": max(s.peak_live_bytes for s in stats),
             "preemptions": most.num_preemptions,
