@@ -183,14 +183,15 @@ def test_a_shared_prefix_brings_no_mean_keys() -> None:
     assert llm.engine.stats.shared_tokens > 100
 
 
+@pytest.mark.parametrize("form", ["auto", "int8"])
 @pytest.mark.parametrize("backend", ["native", "reference"])
-def test_swapped_entries_and_entries_in_int8(backend: str) -> None:
+def test_swapped_entries_and_entries_in_int8(backend: str, form: str) -> None:
     """Mean keys of entries that came back from the host, or that were rounded: as without a swap or a small pool."""
     sequences = [list(p) for p in prompts(16)[2:9]]
     pool = build_pool(
         PoolSpec(high=FullExecutor, low=FullExecutor, low_attention=SPEC), tiny(), kernels=backend
     )
-    wide: dict[str, Any] = {"kv_cache_dtype": "int8"}
+    wide: dict[str, Any] = {"kv_cache_dtype": form}
     small = wide | {"num_kv_slots": 120, "num_host_slots": 4000, "max_num_batched_tokens": 40}
     logits = []
     for options in (wide, small):
@@ -198,7 +199,11 @@ def test_swapped_entries_and_entries_in_int8(backend: str) -> None:
         logits.append(teacher_forced(llm, sequences, 30)[0])
     assert llm.engine.stats.num_preemptions > 0
     for one_TV, other_TV in zip(*logits, strict=True):
-        assert_close(one_TV, other_TV, rtol=0, atol=2e-3, equal_nan=True)
+        difference_TV = (one_TV - other_TV).nan_to_num(0.0).abs()
+        assert torch.equal(one_TV.isnan(), other_TV.isnan())
+        # A last bit that depends on the chunk may flip the rounding of an entry, rarely.
+        assert difference_TV.max() < (3e-4 if form == "auto" else 2e-2)
+        assert difference_TV.mean() < 5e-4
 
 
 def test_a_pool_without_sparse_attention_runs_the_route_high() -> None:
