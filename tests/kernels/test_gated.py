@@ -130,3 +130,13 @@ def test_an_odd_number_of_rows_is_refused(native: NativeKernels) -> None:
         for pack in (kernels.pack_matmul, kernels.pack_int8, kernels.pack_int4):
             with pytest.raises(ValueError, match=r"gated.*even.*7"):
                 pack(torch.ones(7, 4).bfloat16(), None, gated=True)
+
+
+@pytest.mark.parametrize("dtype", NATIVE_DTYPES)
+def test_wrong_low_weights_leave_the_result_alone(kernels: KernelSet, dtype: torch.dtype) -> None:
+    """The high rows were written before the low ones' weights were refused."""
+    weight_NK, x_TK = torch.randn(32, 64).to(dtype), torch.randn(5, 64).to(dtype)
+    dense, out_TN = kernels.pack_matmul(weight_NK, None), torch.zeros(10, 32, dtype=dtype)
+    with pytest.raises(ValueError, match="int8_matmul was given"):
+        kernels.routed_matmul(x_TK, dense, kernels.quantize_rows(x_TK), dense, out=out_TN)
+    assert (out_TN == 0).all()

@@ -159,7 +159,7 @@ class ReferenceKernels(KernelSet):
             high = check_packed(Product.DENSE, high, PackedMatmul)
         low_int8 = check_packed(Product.INT8, low_packed, PackedInt8)
         return routed_matmul_reference.routed_matmul(
-            high_TK, high, low, low_int8, out=out, accumulate=accumulate
+            self, high_TK, high, low, low_int8, out=out, accumulate=accumulate
         )
 
     def rope_store_kv(

@@ -75,7 +75,7 @@ AttentionPlan::AttentionPlan(const AttentionShape& shape, std::vector<AttentionR
 
 // Which of the request's queries are sparse and do not see all, and where the blocks before the last one's window lie.
 void AttentionPlan::plan_sparse(AttentionRequest& request) {
-    SparseQueries found{{}, 0, {}, request.row};
+    SparseQueries found{{}, 0, {}};
     std::vector<int64_t> limited;
     for (int64_t i = 0; request.is_sparse && i < request.num_queries; ++i)
         (request.is_sparse[i] && shape_.sparse.limits(request.query_start + i) ? limited : found.order).push_back(i);

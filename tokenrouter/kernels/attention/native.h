@@ -51,7 +51,6 @@ struct SparseQueries {
     std::vector<int64_t> order;  // [Q] queries, those that see all before the sparse ones, each kind in its order
     int64_t num_full;            // of the first kind
     std::vector<int64_t> edges;  // of blocks before the last query's window: where their entries begin, and the last one's end
-    int64_t row;                 // of the slot table
 
     int64_t num_blocks() const { return int64_t(edges.size()) - 1; }
 };

@@ -90,7 +90,7 @@ void best_blocks(const std::vector<float>& scores, int64_t top, std::vector<int6
 int64_t item_size(const AttentionShape& shape) { return shape.is_bf16 ? 2 : 4; }
 
 float* means_of(const AttentionShape& shape, const AttentionRequest& request, const BlockMeans& means, int64_t group) {
-    return means.values + (request.sparse->row * shape.num_groups + group) * shape.head_dim * means.num_blocks;
+    return means.values + (request.row * shape.num_groups + group) * shape.head_dim * means.num_blocks;
 }
 
 // A query's entries of one group, copied side by side: keys and values as in an arena with that group alone.
@@ -130,7 +130,7 @@ void add_means(const AttentionShape& shape, const AttentionRequest& request, con
     const auto& edges = request.sparse->edges;
     rows.resize(size_t(shape.sparse.block * 2 * dim * item_size(shape)));
     float* means = means_of(shape, request, run.means, group);
-    for (int64_t b = run.means.num_valid[request.sparse->row]; b < request.sparse->num_blocks(); ++b) {
+    for (int64_t b = run.means.num_valid[request.row]; b < request.sparse->num_blocks(); ++b) {
         const int64_t first = edges[size_t(b)], count = edges[size_t(b) + 1] - first;
         mean.assign(size_t(dim), 0.0f);
         if (count) {

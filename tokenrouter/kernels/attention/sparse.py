@@ -24,12 +24,13 @@ def seen(span: Span, spec: SparseAttention, q_QHD: Tensor, key_KGD: Tensor) -> T
     positions_K = span.positions_K
     all_QK = visible(span, None)
     if all_QK is None:
-        all_QK = torch.ones(len(q_QHD), num_keys, dtype=torch.bool)
+        all_QK = q_QHD.new_ones(len(q_QHD), num_keys, dtype=torch.bool)
     seen_GQK = all_QK.repeat(groups, 1, 1)
     sum_QGD = q_QHD.float().unflatten(1, (groups, -1)).sum(2)
     block_K = positions_K // spec.block
     num_blocks = int(block_K[-1]) + 1 if num_keys else 0
-    sum_CGD = torch.zeros(num_blocks, groups, head_dim).index_add_(0, block_K, key_KGD.float())
+    sum_CGD = sum_QGD.new_zeros(num_blocks, groups, head_dim)
+    sum_CGD.index_add_(0, block_K, key_KGD.float())
     count_C = torch.bincount(block_K, minlength=num_blocks)
     mean_CGD = sum_CGD / count_C.clamp_min(1)[:, None, None]
     for query in span.sparse_Q.tolist():
@@ -38,9 +39,9 @@ def seen(span: Span, spec: SparseAttention, q_QHD: Tensor, key_KGD: Tensor) -> T
         seen_K = (positions_K < spec.sinks) | (positions_K >= start)
         blocks_N = count_C[: start // spec.block].nonzero().flatten()
         scores_GN = torch.einsum("gd,ngd->gn", sum_QGD[query], mean_CGD[blocks_N])
-        order_GN = scores_GN.nan_to_num(nan=-torch.inf).sort(dim=-1, descending=True, stable=True)[
-            1
-        ]
+        order_GN = scores_GN.nan_to_num(nan=-torch.inf).argsort(
+            dim=-1, descending=True, stable=True
+        )
         for group, best in enumerate(blocks_N[order_GN[:, : spec.top_blocks]]):
             seen_GQK[group, query] &= seen_K | torch.isin(block_K, best)
     return seen_GQK

@@ -134,6 +134,7 @@ class NativeKernels(NativeRows):
     ) -> Tensor:
         """See KernelSet."""
         if not isinstance(high, NativePacked):
+            handle_for(Product.INT8, low_packed)  # refused before anything is written
             num_high = high_TK.shape[0]
             self.matmul(high_TK, high, out=out[:num_high], accumulate=accumulate)
             self.int8_matmul(low, low_packed, out=out[num_high:], accumulate=accumulate)

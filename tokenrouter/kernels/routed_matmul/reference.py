@@ -4,15 +4,20 @@ T rows (high ones first), K inputs, N outputs. A native version passes over the 
 read the same int8 weights, these are streamed once.
 """
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
-from tokenrouter.kernels.int8_matmul.reference import PackedInt8, int8_matmul
-from tokenrouter.kernels.int8_weight_matmul.reference import int8_weight_matmul
-from tokenrouter.kernels.matmul.reference import PackedMatmul, matmul
+from tokenrouter.kernels.int8_matmul.reference import PackedInt8
+from tokenrouter.kernels.matmul.reference import PackedMatmul
 from tokenrouter.kernels.values import QuantizedRows
+
+if TYPE_CHECKING:
+    from tokenrouter.kernels.base import KernelSet
 
 
 def routed_matmul(
+    kernels: "KernelSet",
     high_TK: Tensor,
     high: PackedMatmul | PackedInt8,
     low: QuantizedRows,
@@ -21,11 +26,12 @@ def routed_matmul(
     out: Tensor,
     accumulate: bool = False,
 ) -> Tensor:
-    """Rows of ``high_TK`` by ``high``, then rows of ``low`` by ``low_packed``, into ``out`` ``[T, N]``."""
+    """Rows of ``high_TK`` by ``high``, then rows of ``low`` by ``low_packed``, into ``out`` ``[T, N]``.
+
+    By the products of ``kernels``.
+    """
     num_high = high_TK.shape[0]
-    if isinstance(high, PackedInt8):
-        int8_weight_matmul(high_TK, high, out=out[:num_high], accumulate=accumulate)
-    else:
-        matmul(high_TK, high, out=out[:num_high], accumulate=accumulate)
-    int8_matmul(low, low_packed, out=out[num_high:], accumulate=accumulate)
+    product = kernels.int8_weight_matmul if isinstance(high, PackedInt8) else kernels.matmul
+    product(high_TK, high, out=out[:num_high], accumulate=accumulate)
+    kernels.int8_matmul(low, low_packed, out=out[num_high:], accumulate=accumulate)
     return out

@@ -8,7 +8,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class Report:
 
 
 def all_builds() -> Iterator[Build]:
-    """Of every operator, in every configuration of its first build and in the first configuration of the others."""
+    """Of every operator that is listed."""
     for operator in OPERATORS:
         yield from import_module(f"tokenrouter.kernels.{operator}.triton").builds()
 
@@ -78,20 +78,14 @@ def in_configs(build: Build) -> Iterator[Build]:
     for config in build.kernel.early_config_prune(build.kernel.configs, {}, **build.constants):
         sizes = "x".join(str(value) for value in config.kwargs.values())
         name = f"{build.name} {sizes} warps={config.num_warps} stages={config.num_stages}"
-        yield Build(
-            name=name,
-            kernel=build.kernel,
-            signature=build.signature,
-            constants={**build.constants, **config.kwargs},
-            aligned=build.aligned,
-            config=config,
-        )
+        constants = {**build.constants, **config.kwargs}
+        yield replace(build, name=name, constants=constants, config=config)
 
 
 def compile_for(build: Build, capability: int) -> Report:
     """Compiles it; raises what Triton raises."""
-    function = getattr(build.kernel, "fn", build.kernel)
-    function = function if hasattr(function, "arg_names") else build.kernel
+    is_tuned = isinstance(build.kernel, triton.runtime.Autotuner)
+    function = build.kernel.fn if is_tuned else build.kernel
     constants = {
         (function.arg_names.index(name),): value for name, value in build.constants.items()
     }

@@ -30,20 +30,3 @@ class TritonKernels(ReferenceKernels):
         """See KernelSet."""
         int8 = check_packed(Product.INT8, packed, PackedInt8)
         return int8_matmul_triton.int8_matmul(rows, int8, out=out, accumulate=accumulate)
-
-    def routed_matmul(
-        self,
-        high_TK: Tensor,
-        high: PackedWeights,
-        low: QuantizedRows,
-        low_packed: PackedWeights,
-        *,
-        out: Tensor,
-        accumulate: bool = False,
-    ) -> Tensor:
-        """See KernelSet."""
-        num_high = high_TK.shape[0]
-        product = self.int8_weight_matmul if isinstance(high, PackedInt8) else self.matmul
-        product(high_TK, high, out=out[:num_high], accumulate=accumulate)
-        self.int8_matmul(low, low_packed, out=out[num_high:], accumulate=accumulate)
-        return out

@@ -7,7 +7,6 @@ from torch import Tensor
 MAX_ROW = 1 << 16
 """Features that a kernel holds of one row at once, as a power of two; 65,536 float32 are a whole register file."""
 
-
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
@@ -24,7 +23,7 @@ def narrow(x, dtype: tl.constexpr):
 
 def is_interpreted() -> bool:
     """Whether kernels run in Triton's interpreter, on any device: TRITON_INTERPRET=1 when triton was imported."""
-    return bool(triton.knobs.runtime.interpret)
+    return bool(INTERPRETED.value)
 
 
 def choices(*configs: triton.Config) -> list[triton.Config]:
